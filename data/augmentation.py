@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffnet.data.feature_names import KINDS, check_turned, feature_parts, vector_channels
 from diffnet.data.features import descriptor, rotate_vectors
-from diffnet.data.labeled import UNLABELED, TargetsAt, places_of
+from diffnet.data.labeled import UNLABELED, TargetsAt
+from diffnet.data.places import places_of
 from diffnet.data.samples import Sample
 from diffnet.geometry import Operators, mirrored, rotated, scaled
 from diffnet.geometry.augmentation.transforms import per_vertex

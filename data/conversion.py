@@ -12,16 +12,8 @@ from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_states, inside_mask, own_arrays
 from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
-from diffnet.data.labeled import (
-    UNLABELED,
-    DataError,
-    LabeledMesh,
-    LabeledMeshes,
-    LabelsAt,
-    TargetsAt,
-    changed_rows,
-    places_of,
-)
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.places import changed_rows, places_of
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from diffnet.data.arrays import own_arrays
 from diffnet.data.conversion import majority
-from diffnet.data.labeled import LabeledMesh, TargetsAt, changed_rows, row_numbers, rows_at
+from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
+from diffnet.data.places import changed_rows, row_numbers, rows_at
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import (
     ElementsAt,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 # In a set for classification, each mesh has one label. In a set for regression, each mesh may have its targets.
 PlaceAt: TypeAlias = Literal[LabelsAt, "meshes"]
-# Targets may also be at vertices, at faces and of meshes: a place for each column, see `rows_at`.
+# Targets may also be at vertices, at faces and of meshes: a place for each column, see `data/places.py`.
 TargetsAt: TypeAlias = PlaceAt | tuple[PlaceAt, ...]
 
 UNLABELED = -1
@@ -34,50 +34,6 @@ def counted(count: int, one: str, several: str) -> str:
     ('1 mesh', '2 meshes')
     """
     return f"{count} {one if count == 1 else several}"
-
-
-def places_of(at: TargetsAt) -> tuple[PlaceAt, ...]:
-    """The places of targets, each once, in the order of their rows.
-
-    >>> places_of("faces"), places_of(("meshes", "faces", "meshes"))
-    (('faces',), ('faces', 'meshes'))
-    """
-    order: tuple[PlaceAt, ...] = "vertices", "faces", "edges", "meshes"
-    return (at,) if isinstance(at, str) else tuple(place for place in order if place in at)
-
-
-def rows_at(values: Any, vertices: int, at: TargetsAt) -> list[tuple[PlaceAt, Any]]:
-    """The places of the targets of a mesh, and the rows of each among their rows (N, …).
-
-    Targets at several places are rows for vertices, for faces and for the mesh, one after the other. A column is NaN in
-    the rows of other places. Faces are those of the file, or its triangles, as the number of rows tells.
-
-    vertices: their number
-    """
-    if isinstance(at, str):
-        return [(at, values)]
-    places = places_of(at)
-    sizes = {"vertices": vertices, "meshes": 1}
-    sizes["faces"] = len(values) - sum(sizes.get(place, 0) for place in places)
-    ends = np.cumsum([0, *(sizes[place] for place in places)]).tolist()
-    return [(place, values[first:end]) for place, first, end in zip(places, ends, ends[1:], strict=False)]
-
-
-def columns_at(place: PlaceAt, at: TargetsAt, columns: int) -> list[int]:
-    """The numbers of the columns of targets at a place, of so many columns."""
-    return [i for i in range(columns) if isinstance(at, str) or at[i] == place]
-
-
-def row_numbers(mesh: Mesh, at: TargetsAt) -> NDArray[np.int64]:
-    """The numbers (N,) of the rows of `rows_at` for triangles."""
-    sizes = {"vertices": len(mesh.verts), "faces": len(mesh.faces), "meshes": 1}
-    return np.arange(sum(sizes[place] for place in places_of(at)))
-
-
-def changed_rows(values: Any, vertices: int, at: TargetsAt, change: Callable[[Any, Any], Any]) -> Any:
-    """Labels or targets (N, …) after a change of those at each place. change: gets the values and their place"""
-    parts = [part if place == "meshes" else change(part, place) for place, part in rows_at(values, vertices, at)]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class DataError(DiffnetError, ValueError):

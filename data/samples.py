@@ -19,8 +19,9 @@ from torch.utils.data import Dataset, Sampler
 from diffnet.data.derived import Weights
 from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
-from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt, places_of, row_numbers, rows_at
+from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
+from diffnet.data.places import places_of, row_numbers, rows_at
 from diffnet.data.stored import vertex_counts_of
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares

@@ -182,7 +182,8 @@ class Whole:
 
 def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int, conditions: Conditions) -> LabeledMesh:
     """contents: of the file of a mesh, and of those of its labels. number: of the mesh"""
-    (mesh, *sources), numbers = contents, conditions[number]
-    values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources, numbers)
-    count = len(numbers) - (len(labels.of_table) if isinstance(labels, Columns) else 0)
-    return LabeledMesh(name, mesh, np.asarray(values), conditions=numbers[:count])
+    mesh, *sources = contents
+    count = conditions.shape[1] - (len(labels.of_table) if isinstance(labels, Columns) else 0)
+    row, targets = np.split(conditions[number], [count])
+    values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources, targets)
+    return LabeledMesh(name, mesh, np.asarray(values), conditions=row)

@@ -18,18 +18,9 @@ from diffnet.data.feature_names import TABLE_PREFIX
 from diffnet.data.folders.files import label_files, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
-from diffnet.data.labeled import (
-    UNLABELED,
-    DataError,
-    LabeledMesh,
-    LabeledMeshes,
-    LabelsAt,
-    TargetsAt,
-    counted,
-    row_numbers,
-    rows_at,
-)
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt, counted
 from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
+from diffnet.data.places import row_numbers, rows_at
 from diffnet.data.stored import with_change
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import on_triangles
@@ -265,17 +256,16 @@ class Columns(NamedTuple):
     def labels(self, mesh: Mesh, sources: Sequence[FileValues], numbers: NDArray[Any]) -> NDArray[np.float64]:
         """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files, or those of `rows_at`.
 
-        numbers: (C,), of the mesh, of which the last are targets in a table
+        numbers: targets of the mesh in a table
         """
         if not isinstance(self.at, tuple):
             return np.hstack([on_triangles(mesh, source.values, cast(LabelsAt, self.at)) for source in sources])
-        every, column = row_numbers(mesh, self.at), 0
-        rows, targets = dict(rows_at(every, len(mesh.verts), self.at)), np.full((len(every), len(self.at)), np.nan)
-        for values in (*(source.values for source in sources), numbers[len(numbers) - len(self.of_table) :][None]):
-            if values.size:
-                at, end = self.at[column], column + values.shape[1]
-                targets[rows[at], column:end] = values if at == "meshes" else on_triangles(mesh, values, at)
-                column = end
+        columns = [column for source in sources for column in source.values.T] + [*numbers[:, None]]
+        targets = np.full((len(row_numbers(mesh, self.at)), len(columns)), np.nan)
+        for place, rows in rows_at(targets, len(mesh.verts), self.at):
+            for i, column in enumerate(columns):
+                if self.at[i] == place:
+                    rows[:, i] = column if place == "meshes" else on_triangles(mesh, column, place)
         return targets
 
 

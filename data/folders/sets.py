@@ -352,11 +352,10 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
-        rows = _meshes_with_conditions(root, rule, condition_names, of_table)
-        meshes, in_files = [row.path for row in rows.every], names[: len(names) - len(of_table)]
-        kinds = {"mesh": meshes} | {
-            f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in in_files
-        }
+        rows, form = _table_meshes(root, rule, condition_names, of_table), Columns(names, "vertices")
+        meshes = [row.path for row in rows.every]
+        kinds = {"mesh": meshes}
+        kinds |= {kind: [find_values(mesh, kind.partition(" ")[2]) for mesh in meshes] for kind in form.kinds}
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
@@ -367,7 +366,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         item_names = [row.name for row in rows.every]
         numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)
         values = np.hstack([_conditions_of(rows, condition_names, files), numbers])
-        items = files.items(item_names, kinds, facts, Columns(names, at), values)
+        items = files.items(item_names, kinds, facts, form._replace(at=at), values)
         fields = rows.fields(items)
         flags = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
         present = np.hstack([flags, ~np.isnan(numbers)])
@@ -392,13 +391,8 @@ def _placed(root: Path, columns: list[str], places: list[PlaceAt], of_table: lis
     return [*columns, *of_table], (*places, *["meshes"] * len(of_table))
 
 
-def _meshes_with_conditions(
-    root: Path, rule: Rule, conditions: Sequence[str], targets: Sequence[str] = ()
-) -> Division[Row]:
-    """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions.
-
-    targets: columns of targets in this table
-    """
+def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a folder, or of a table, which may be in the folder, with conditions and targets."""
     if root.is_file() or ((conditions or targets) and (root / TARGET_TABLE).is_file()):
         return find_target_rows(root, rule, targets, conditions)[0]
     parts = find_parts(root, rule)

@@ -24,8 +24,9 @@ from diffnet.data.feature_names import array_names
 from diffnet.data.features import fill_cache
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, places_of
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
+from diffnet.data.places import places_of
 from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
 from diffnet.data.shards.records import OPTIONS, Settings, mesh_arrays

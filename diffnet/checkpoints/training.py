@@ -80,13 +80,17 @@ def network_in_checkpoint(
 
 
 def outputs_at_of(labels_at: Any) -> Any:
-    """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay.
-
-    A place for each channel becomes a place for each channel.
-    """
-    if isinstance(labels_at, (list, tuple)):
+    """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay."""
+    if isinstance(labels_at, tuple):  # of each channel
         return tuple(map(outputs_at_of, labels_at))
     return "global_mean" if labels_at == "meshes" else labels_at
+
+
+def labels_at_of(outputs_at: Any) -> Any:
+    """The inverse of `outputs_at_of`."""
+    if isinstance(outputs_at, tuple):
+        return tuple(map(labels_at_of, outputs_at))
+    return "meshes" if outputs_at == "global_mean" else outputs_at
 
 
 def options_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:

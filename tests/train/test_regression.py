@@ -204,7 +204,7 @@ def places(room: Path) -> Path:
 
 def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
     pyvista, folder = pytest.importorskip("pyvista"), places.parent / "places"
-    results, stored = results_of(places), load_checkpoint(places / "last.pt")
+    results = results_of(places)
     names = ["wind_0", "wind_1", "wind_2", "load", "heat", "drag"]
     assert [(row["name"], row["count"]) for row in results["columns"]] == list(
         zip(names, [66] * 3 + [43, 66, 2], strict=True)
@@ -216,9 +216,14 @@ def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
         assert results_of(tmp_path / "e")[key] == results[key]
     case = table_of(places / "per_mesh.csv")[0]
     source = folder / "m4.vtp"
-    output("predict", source, "--checkpoint", places / "last.pt", "--condition", "speed=24", "--out", tmp_path / "p.vtp")
+    output(
+        "predict", source, "--checkpoint", places / "last.pt", "--condition", "speed=24", "--out", tmp_path / "p.vtp"
+    )
     surface, before = pyvista.read(tmp_path / "p.vtp"), pyvista.read(source)
-    assert (case["drag"], float(case["drag_predicted"])) == ("0.8", pytest.approx(surface.field_data["drag"][0], rel=1e-4))
+    assert (case["drag"], float(case["drag_predicted"])) == (
+        "0.8",
+        pytest.approx(surface.field_data["drag"][0], rel=1e-4),
+    )
     load = before.cell_data["load"]
     np.testing.assert_array_equal(surface.cell_data["load_input"], load)
     errors = surface.cell_data["load"] - load
@@ -445,7 +450,11 @@ def test_weights_of_targets() -> None:
     targets[0, 1] = torch.nan
     expected = ((outputs - targets) ** 2 * torch.tensor([0.5, 0.5, 0.5, 2, 1])).nanmean()
     torch.testing.assert_close(TASK.loss(outputs, targets, options), expected)
-    wrong = {"r=1": "names 'r', and the targets are u, u_0", "p=-1": "such as p=2", "1,2": "2 weights for 5 columns"}
+    wrong = {
+        "r=1": "names 'r', and the targets are u, u_0",
+        "p=-1": "finite and at least 0",
+        "1,2": "2 weights for 5 columns",
+    }
     for text, message in wrong.items():
         with pytest.raises(OptionError, match=message):
             TASK.prepared(data, replace(options, target_weights=text))

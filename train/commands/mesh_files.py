@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from diffnet.data.folders.files import labeled_stem, meshes_matching
-from diffnet.data.labeled import TargetsAt, places_of
+from diffnet.data.labeled import TargetsAt
+from diffnet.data.places import places_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix

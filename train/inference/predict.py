@@ -29,7 +29,7 @@ from diffnet.data import (
 )
 from diffnet.data.conversion import elements_inside, length_factors, rows_of_file
 from diffnet.data.feature_names import mask_of
-from diffnet.data.labeled import places_of
+from diffnet.data.places import places_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, column_names, vector_targets
-from diffnet.geometry.errors import OptionError
 from diffnet.options import option
-from diffnet.train.options.shared import SharedOptions
+from diffnet.train.options.shared import SharedOptions, weight_entries
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
@@ -20,28 +18,8 @@ def _checked_conditions(text: str) -> str:
     return ",".join(column_names("conditions", text))
 
 
-def target_weight_entries(text: str) -> list[tuple[str, float]]:
-    """The names and the weights in a text such as "p=2,u=0.5". In that of a stored run, names are empty.
-
-    Raises OptionError for a weight that is negative or not finite, and for a name that occurs twice.
-
-    >>> target_weight_entries("p=2,u=0.5")
-    [('p', 2.0), ('u', 0.5)]
-    """
-    entries = [entry.rpartition("=") for entry in text.split(",")]
-    try:
-        weights = [(name.strip(), float(number)) for name, _, number in entries]
-    except ValueError:
-        weights = []
-    names = [name for name, _ in weights if name]
-    is_right = all(0 <= weight < math.inf for _, weight in weights) and len(names) in (0, len(weights))
-    if not weights or not is_right or len(set(names)) < len(names):
-        raise OptionError(f"target_weights should be weights of different names, such as p=2,u=0.5, got {text!r:.200}")
-    return weights
-
-
 def _checked_weights(text: str) -> str:
-    target_weight_entries(text)
+    weight_entries("target_weights", text)
     return text
 
 

@@ -35,6 +35,44 @@ PANELS = _, LABELS, FEATURES, NETWORK, TRAINING, AUGMENTATION, RUN = (
 )
 
 
+_FORMS = {
+    "class_weights": "balanced, sqrt, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5",
+    "target_weights": "weights of different names, such as p=2,u=0.5",
+}
+
+
+def weight_entries(option: str, text: str) -> list[tuple[str | None, float]]:
+    """The weights in a text such as "1,0.5,2" or "arm=2,leg=0.5", with the name of each, or None.
+
+    option: the one with this text, class_weights or target_weights
+
+    Raises OptionError for a text that is neither, for a weight that is negative or not finite, for a name that occurs
+    twice, and if all weights are 0.
+
+    >>> weight_entries("class_weights", "arm=2,leg=0.5")
+    [('arm', 2.0), ('leg', 0.5)]
+    """
+    expected = f"{option} should be {_FORMS[option]}"
+    entries: list[tuple[str | None, float]] = []
+    for entry in text.split(","):
+        name, equals, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError as e:
+            raise OptionError(f"{expected}; got {entry!r}") from e
+        if not (0 <= weight < math.inf):
+            raise OptionError(f"{option} should be finite and at least 0, got {entry!r}")
+        entries.append((name.strip() if equals else None, weight))
+    names = [name for name, _ in entries]
+    if None in names and any(name is not None for name in names):
+        raise OptionError(f"{expected}; got {text!r}")
+    if None not in names and len(set(names)) < len(names):
+        raise OptionError(f"{option} should name each once, got {text!r}")
+    if not any(weight for _, weight in entries) and None in names:
+        raise OptionError(f"{option} should have a weight above 0, got {text!r}")
+    return entries
+
+
 def checked_pattern(text: str) -> str:
     """The regular expression. Raises OptionError for another text."""
     try:

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import TargetsAt, columns_at, rows_at
+from diffnet.data.labeled import TargetsAt
+from diffnet.data.places import columns_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
@@ -82,16 +83,16 @@ def write_values_report(
 
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
-    body, means, vertices = "", [], len(row.verts)
-    parts = zip(*(rows_at(values, vertices, at) for values in (row.prediction, row.truth)), strict=True)
-    for (place, predictions), (_, truths) in parts:
-        columns = columns_at(place, at, len(names))[:PICTURED_COLUMNS]
+    body, means = "", []
+    both = (columns_at(values, names, len(row.verts), at) for values in (row.prediction, row.truth))
+    for (place, columns, predictions), (*_, truths) in zip(*both, strict=True):
+        fields = list(zip(columns, predictions.T, truths.T, strict=True))[:PICTURED_COLUMNS]
         if place == "meshes":
-            means += [f"{names[i]} {number(predictions[0, i])} (truth {number(truths[0, i])})" for i in columns]
+            means += [f"{name} {number(value[0])} (truth {number(truth[0])})" for name, value, truth in fields]
             continue
         drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
-        for i in columns:
-            figures, mean = _field(drawing, row.name, names[i], predictions[:, i], truths[:, i])
+        for field in fields:
+            figures, mean = _field(drawing, row.name, *field)
             body += f'<div class="pictures">{figures}</div>'
             means.append(mean)
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"

@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +23,7 @@ from torch.nn import functional as F
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
-from diffnet.data.labeled import PlaceAt, columns_at, places_of, rows_at
+from diffnet.data.places import columns_at, places_of, rows_at
 from diffnet.data.stored import StoredMeshes, names_of, vertex_counts_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
@@ -43,9 +42,11 @@ from diffnet.train.metrics import (
     vector_scores,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.regression import Loss, target_weight_entries
+from diffnet.train.options.regression import Loss
+from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
+from diffnet.train.tasks.classes import weights_on
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -55,12 +56,6 @@ MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
 # Ends of columns of per_mesh.csv.
 _OF_MESHES, _OF_FIELDS, _OF_VECTORS = ("", "_predicted"), ("_mae", "_rmse", "_relative_l2"), ("_relative_l2", "_angle")
-
-
-@cache
-def _weights_on(device: torch.device, text: str) -> Tensor:
-    """The weights (C,) of all columns, on a device. They stay there: a CUDA graph can't copy from the host."""
-    return torch.tensor([weight for _, weight in target_weight_entries(text)], dtype=torch.float32, device=device)
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -77,34 +72,21 @@ def _truths(scored: Scored) -> Iterator[Tensor]:
     return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
 
 
-def _mesh_errors(scored: Scored) -> NDArray[np.float64]:
-    """The mean absolute error, the root of the mean squared one and the `relative_l2` of each mesh, (M, 3, C).
-
-    NaN without targets. Whole meshes have no `relative_l2`. Meshes are read one after another, once.
-    """
-    return _errors(scored)[0]
-
-
-def _vector_errors(scored: Scored) -> NDArray[np.float64]:
-    """The `vector_scores` of each mesh and each vector among the targets, (M, 2, P). NaN where not defined."""
-    return _errors(scored)[1]
-
-
 def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The results of `_mesh_errors` and `_vector_errors`."""
+    """The errors of each mesh: those of its C columns (M, 3, C), and the `vector_scores` of its P vectors (M, 2, P).
+
+    Those of a column are the mean absolute error, the root of the mean squared one and the `relative_l2`, which targets
+    of whole meshes don't have. NaN where not defined. Meshes are read one after another, once.
+    """
     if "errors" not in scored.memo:
         at, rows, vectors = scored.labels_at, [], []
         for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels, dtype=torch.float64)
             errors = predicted.double() - truth
-            areas = np.concatenate(
-                [
-                    np.ones(len(part))
-                    if place == "meshes" or mesh.is_point_cloud or scored.equal_weights
-                    else element_areas(mesh, place, per_polygon=mesh.has_polygons)
-                    for place, part in rows_at(labels, len(mesh.verts), at)
-                ]
-            )
+            areas = np.ones(len(truth))
+            for place, part in rows_at(areas, len(mesh.verts), at):
+                if not (place == "meshes" or mesh.is_point_cloud or scored.equal_weights):
+                    part[:] = element_areas(mesh, place, per_polygon=mesh.has_polygons)
             relative = np.where(scored.of_meshes, np.nan, relative_l2(predicted.numpy(), labels, areas))
             rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
             parts = [slice(3 * i, 3 * i + 3) for i in range(len(scored.vectors))]
@@ -131,17 +113,6 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
         first += len(truth)
     predicted, true = np.concatenate(rows, axis=1)
     return predicted, true
-
-
-def _by_place(
-    names: Sequence[str], at: TargetsAt, values: NDArray[np.float64], vertices: int
-) -> list[tuple[PlaceAt, list[str], NDArray[np.float64]]]:
-    """For each place, the names of its columns, and these columns at its rows, see `rows_at`."""
-    parts = []
-    for place, rows in rows_at(values, vertices, at):
-        columns = columns_at(place, at, len(names))
-        parts.append((place, [names[i] for i in columns], rows[:, columns]))
-    return parts
 
 
 def _balance(data: LabeledMeshes) -> list[float]:
@@ -194,9 +165,9 @@ class Regression(MeshTask):
         if options.target_weights is None and not isinstance(data.labels_at, tuple):
             return data, options
         names, vectors = data.label_names, [part.partition(":")[2] for part in vector_targets(options.targets)]
-        entries = [] if options.target_weights is None else target_weight_entries(options.target_weights)
+        entries = [] if options.target_weights is None else weight_entries("target_weights", options.target_weights)
         weights = _balance(data)
-        if entries and not entries[0][0]:  # of a stored run
+        if entries and entries[0][0] is None:  # of a stored run
             if len(entries) != len(names):
                 raise OptionError(f"target_weights has {len(entries)} weights for {len(names)} columns")
             return data, options
@@ -247,13 +218,11 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        names, at = data.label_names, data.labels_at
-        of = {place: [names[i] for i in columns_at(place, at, len(names))] for place in places_of(at)}
+        at = data.labels_at
+        places = zip([at] * len(data.label_names) if isinstance(at, str) else at, data.label_names, strict=True)
+        each = [(place, [name for _, name in group]) for place, group in groupby(places, lambda pair: pair[0])]
         conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
-        return [
-            ("targets", ", ".join(f"{listing(names)} of the {place}" for place, names in of.items())),
-            *conditions,
-        ]
+        return [("targets", ", ".join(f"{listing(names)} of the {place}" for place, names in each)), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none.
@@ -263,7 +232,7 @@ class Regression(MeshTask):
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
         if options.target_weights is not None:
-            errors = errors * _weights_on(errors.device, options.target_weights)
+            errors = errors * weights_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
@@ -305,11 +274,11 @@ class Regression(MeshTask):
             {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
-        for row, column, of_meshes in zip(rows, _mesh_errors(scored)[:, 2].T, scored.of_meshes, strict=True):
+        for row, column, of_meshes in zip(rows, _errors(scored)[0][:, 2].T, scored.of_meshes, strict=True):
             if not of_meshes:
                 row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
         fields = []
-        for name, (relative, angles) in zip(scored.vectors, _vector_errors(scored).transpose(2, 1, 0), strict=True):
+        for name, (relative, angles) in zip(scored.vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
             count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
             means = (None if np.isnan(column).all() else float(np.nanmean(column)) for column in (relative, angles))
             fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
@@ -323,10 +292,8 @@ class Regression(MeshTask):
         header = [f"{name}{end}" for name, each in zip(scored.label_names, ends, strict=True) for end in each]
         rows: list[list[Any]] = [["mesh", *header, *(f"{v}{end}" for v in scored.vectors for end in _OF_VECTORS)]]
         truths = _truths(scored) if any(scored.of_meshes) else repeat(torch.zeros(1, len(ends)))
-        cases = zip(
-            names_of(scored.meshes), _mesh_errors(scored), _vector_errors(scored), scored.predictions, strict=True
-        )
-        for (name, errors, vectors, predicted), truth in zip(cases, truths, strict=False):
+        cases = zip(names_of(scored.meshes), scored.predictions, *_errors(scored), truths, strict=False)
+        for name, predicted, errors, vectors, truth in cases:
             whole = np.stack([truth[-1].numpy(), predicted[-1].numpy()])
             columns = [(whole if end is _OF_MESHES else errors)[:, i] for i, end in enumerate(ends)]
             numbers = np.concatenate([*columns, *vectors.T]).tolist()
@@ -335,7 +302,7 @@ class Regression(MeshTask):
 
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their errors in units of those of all meshes, the worst first."""
-        errors = _mesh_errors(scored)[:, 1]
+        errors = _errors(scored)[0][:, 1]
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
 
@@ -390,7 +357,7 @@ class Regression(MeshTask):
         elif file.suffix.lower() == ".npy":
             write_atomically(file, npy_bytes(values))
         elif file.suffix.lower() == ".vtp":
-            parts = _by_place(names, at, values, len(predicted.mesh.verts))
+            parts = columns_at(values, names, len(predicted.mesh.verts), at)
             write_vtp(file, predicted.mesh, {place: _joined(each, rows) for place, each, rows in parts})
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
@@ -405,7 +372,7 @@ class Regression(MeshTask):
         places = [place for place in places_of(at) if place != "meshes"]
         shown: LabelsAt = places[-1] if places else "vertices"
         count = len(mesh.verts if shown == "vertices" else mesh.faces)
-        for place, names, values in _by_place(network.label_names, at, predicted.values.numpy(), len(mesh.verts)):
+        for place, names, values in columns_at(predicted.values.numpy(), network.label_names, len(mesh.verts), at):
             if place == "meshes":
                 values = np.repeat(values, count, axis=0)
             elif place != shown:

@@ -32,7 +32,8 @@ from diffnet.data import (
     without_classes,
 )
 from diffnet.data.conversion import labels_on_surface, rows_of_file
-from diffnet.data.labeled import PlaceAt, changed_rows, counted, places_of
+from diffnet.data.labeled import PlaceAt, counted
+from diffnet.data.places import changed_rows, places_of
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
