@@ -24,12 +24,10 @@ from diffnet.data import (
     array_statistics,
     fill_cache,
     original_targets,
-    standardized_conditions,
-    standardized_targets,
     target_statistics,
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
-from diffnet.data.conversion import length_factors, relative_lengths
+from diffnet.data.conversion import length_factors, relative_lengths, standard_meshes
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import OnDemand, StoredMeshes, joined
@@ -63,22 +61,18 @@ def run_data(
     """
 
     def read() -> tuple[Any, ...]:
-        fitted, tested, targets = data.train, data.test, None
+        lengths, targets, conditions = (options.lengths, options.scale), None, None
         if task.standardized:
-            fitted, tested = (relative_lengths(part, options.lengths, options.scale) for part in (fitted, tested))
-            targets = target_statistics(fitted, data.label_names, jobs, vectors=options.vectors)
-            targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
-            fitted, tested = (standardized_targets(part, targets) for part in (fitted, tested))
-        conditions = None
+            relative = relative_lengths(data.train, *lengths)
+            targets = target_statistics(relative, data.label_names, jobs, vectors=options.vectors)
+            targets = of_stored_run(stored, "target_statistics", targets, out)
         if data.condition_names:
             conditions = target_statistics(data.train, data.condition_names, jobs, of="conditions")
-            conditions = (
-                conditions if stored is None else of_stored_run(stored, "condition_statistics", conditions, out)
-            )
-            fitted, tested = (standardized_conditions(part, conditions) for part in (fitted, tested))
+            conditions = of_stored_run(stored, "condition_statistics", conditions, out)
+        parts = data.train, data.test
+        fitted, tested = (standard_meshes(part, targets, conditions, *lengths) for part in parts)
         statistics = array_statistics(data.train, options.features, jobs, options.preprocessing.normalize)
-        if stored is not None:
-            statistics = of_stored_run(stored, "statistics", statistics, out)
+        statistics = of_stored_run(stored, "statistics", statistics, out)
         check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
         where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
         train_items = with_max_faces(fitted, data.labels_at, options, **where)
@@ -111,11 +105,13 @@ def run_data(
     )
 
 
-def of_stored_run(stored: Checkpoint, name: str, statistics: Any, out: Path) -> Any:
+def of_stored_run(stored: Checkpoint | None, name: str, statistics: Any, out: Path) -> Any:
     """The statistics of a stored run, by which its samples were computed. Sums of other versions may round differently.
 
-    Raises CheckpointError if those of the data are others.
+    Without such a run, they are those of the data. Raises CheckpointError if those of the data are others.
     """
+    if stored is None:
+        return statistics
     if not _is_close(stored[name], statistics):
         what = "own arrays" if name == "statistics" else name.replace("_statistics", "s")
         raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")
