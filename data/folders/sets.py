@@ -34,7 +34,7 @@ from diffnet.data.folders.labels import (
     with_soft_labels,
 )
 from diffnet.data.folders.layouts import Layout, find_files
-from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
+from diffnet.data.folders.rows import CLASS_TABLE, Row, find_classes, find_target_rows, table_conditions, with_fields
 from diffnet.data.folders.sources import find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, PlaceAt, TargetsAt
 from diffnet.data.numbers import check_names
@@ -56,6 +56,7 @@ def load_dataset(
     layout: Layout = "auto",
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -90,6 +91,8 @@ def load_dataset(
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). All files may be compressed by
     gzip (.gz).
 
+    conditions: columns of a table with lines file,COLUMN,…, see `load_targets`: the path itself, or `labels.csv` in the
+        folder
     labels: where the labels are, in the layout "folder".
         "auto": in a file beside each mesh, or in `labels/`; else in the mesh file: a property called label, class or
         such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
@@ -118,7 +121,7 @@ def load_dataset(
     and for a single class; and MeshError for a mesh that can't be read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    data = _dataset(path, layout, labels, rule, Whole(cache_dir))
+    data = _dataset(path, layout, labels, conditions, rule, Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 
@@ -126,6 +129,7 @@ def load_classes(
     path: str | os.PathLike[str],
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -159,7 +163,7 @@ def load_classes(
     read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _classes(path, labels, rule, Whole(cache_dir))
+    return _classes(path, labels, conditions, rule, Whole(cache_dir))
 
 
 def load_targets(
@@ -216,6 +220,7 @@ def index_dataset(
     layout: Layout = "auto",
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -242,7 +247,7 @@ def index_dataset(
     can't be read. The message names the files. What is known of the other files is stored first.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
+    return _dataset(path, layout, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_classes(
@@ -250,6 +255,7 @@ def index_classes(
     cache_dir: str | os.PathLike[str],
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -263,7 +269,7 @@ def index_classes(
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
+    return _classes(path, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_targets(
@@ -288,9 +294,9 @@ def index_targets(
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
-def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files) -> Any:
-    source = checked_label_source(source)
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
+    source, condition_names = checked_label_source(source), _condition_names(conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
     root = Path(path)
     layout_files = find_files(root, layout, rule, source)
@@ -308,33 +314,37 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
     if rule.needs_train and len(classes.names) == 1:
         only = f"{classes.names[0]!r} is the only class"
         raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
-    numbering, nothing = Numbering(classes.places, at, kind), np.zeros((len(meshes), 0))
-    items = files.items(layout_files.names, kinds, facts, numbering, nothing)
+    rows = parts.of(lambda mesh: Row("", mesh, [], None))
+    values = _conditions_of(_with_table(rows, root, rule, condition_names), condition_names, files)
+    items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind), values)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
-    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside))
+    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside), condition_names=condition_names)
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
     return data
 
 
-def _classes(path: _Path, labels: str, rule: Rule, files: _Files) -> Any:
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+def _classes(path: _Path, labels: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
+    root, labels, condition_names = Path(path), checked_label_source(labels), _condition_names(conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
-    labels = checked_label_source(labels)
     if is_in_files(labels):
         raise DataError(f"{path}: labels is {labels!r}, and classes need the name of a column of a table")
-    parts, names = find_classes(Path(path), rule, [] if labels == AUTO_LABELS else [labels])
+    columns = [] if labels == AUTO_LABELS else [labels]
+    if condition_names and _table(root).is_file():
+        columns = columns or ["label"]  # among others
+    parts, names = find_classes(root, rule, columns)
+    parts = _with_table(parts, root, rule, condition_names)
     places = {name: i for i, name in enumerate(names)}
     classes = np.array([places[row.cells[0]] for row in parts.every], np.int64)
-    return files.dataset(**_of_rows(parts, classes, files), label_names=names, labels_at="meshes")
+    fields = _of_rows(parts, classes, files, condition_names)
+    return files.dataset(**fields, label_names=names, labels_at="meshes", condition_names=condition_names)
 
 
 def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    condition_names = () if conditions is None else tuple(column_names("conditions", conditions))
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
-        if condition_names:
-            raise DataError(f"{path}: shards have no conditions; give the table of their meshes")
+    condition_names = _condition_names(conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names, "targets"):
         return shards
     root = Path(path)
     names = None if targets is None or not is_in_files(targets) else target_parts(targets)
@@ -401,6 +411,21 @@ def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Se
     parts = parts if rule.needs_train else parts.of_test()
     names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
     return parts.of(lambda path: Row(names[path], path, [], None))
+
+
+def _condition_names(conditions: str | None) -> tuple[str, ...]:
+    return () if conditions is None else tuple(column_names("conditions", conditions))
+
+
+def _table(root: Path) -> Path:
+    """The table of a set with labels, which may be in its folder."""
+    return root if root.is_file() else root / CLASS_TABLE
+
+
+def _with_table(rows: Division[Row], root: Path, rule: Rule, names: Sequence[str]) -> Division[Row]:
+    """The meshes with those conditions that a table has."""
+    by_path = table_conditions(_table(root), rule.files, names) if names and _table(root).is_file() else {}
+    return rows.of(lambda row: row._replace(conditions=by_path.get(row.path.resolve(), {})))
 
 
 def _conditions_of(rows: Division[Row], names: Sequence[str], files: _Files) -> NDArray[np.float64]:

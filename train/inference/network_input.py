@@ -27,6 +27,7 @@ OPTIONAL = (
     "basis",
     "join",
     "operators",
+    "conditions",
     "max_faces",
     "precision",
     "units",

@@ -48,12 +48,14 @@ def predict_labels(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
     """The most likely class of every vertex, face or edge of meshes, or of each mesh, preprocessed as in training.
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
     device: where to compute
     cache_dir: a folder that keeps operators, see `precompute`
+    conditions: of each mesh, such as {"speed": 30}, for a network that was trained with them
 
     Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
 
@@ -68,7 +70,7 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x))
+    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x), conditions)
 
 
 def predict_probabilities(
@@ -76,10 +78,11 @@ def predict_probabilities(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1))
+    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1), conditions)
 
 
 def predict_values(
@@ -90,8 +93,6 @@ def predict_values(
     conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float64]]]:
     """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
-
-    conditions: of each mesh, such as {"speed": 30}, for a network that was trained with them
 
     N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
     MetadataError for a network of another task, and OptionError for other conditions than those of the network.

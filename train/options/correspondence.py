@@ -101,8 +101,19 @@ OPTIONS = TaskOptions(
     sets=("pairs", "base", "registered", "channels"),
     changes=_CHANGES,
     own=CorrespondenceOptions,
-    # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
-    unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
+    # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on. Two meshes of a
+    # pair that differ in conditions would get other features at vertices that correspond.
+    unavailable=(
+        "conditions",
+        "max_faces",
+        "scale_range",
+        "jitter",
+        "mirror",
+        "cut",
+        "decimate",
+        "variants",
+        "validation",
+    ),
     builtin="bodies",
     folder=BODY_MAPS,
     prediction=("method", "map_k", "feature_scale", "regularizer", "loss_weights"),

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, column_names, vector_targets
+from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, vector_targets
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions, weight_entries
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
 VectorHead: TypeAlias = Literal["surface", "space"]
-
-
-def _checked_conditions(text: str) -> str:
-    return ",".join(column_names("conditions", text))
 
 
 def _checked_weights(text: str) -> str:
@@ -36,15 +32,6 @@ class RegressionOptions(SharedOptions):
         "COLUMN,COLUMN… picks some of its columns, and table:COLUMN joins one to targets in files.",
         metavar="file:NAME",
         check=checked_targets,
-    )
-    conditions: str | None = option(
-        None,
-        None,
-        "Columns of the table that are inputs and not targets: numbers of each mesh, such as a speed or an age. With "
-        "--targets file:NAME, --data is the table, or the folder with it. Those that are no columns are numbers in the "
-        "field data of VTK files.",
-        metavar="COLUMN,COLUMN…",
-        check=_checked_conditions,
     )
     loss: Loss = option(
         "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
@@ -72,11 +59,6 @@ class RegressionOptions(SharedOptions):
     equal_weights: bool = option(
         False, None, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
     )
-
-    @property
-    def condition_names(self) -> list[str]:
-        """The names of the conditions of each mesh."""
-        return [] if self.conditions is None else self.conditions.split(",")
 
     @property
     def vectors(self) -> int:
@@ -110,6 +92,6 @@ OPTIONS = TaskOptions(
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
     sets=("files", "mask"),
     own=RegressionOptions,
-    prediction=("targets", "conditions", "vector_head", "equal_weights"),
+    prediction=("targets", "vector_head", "equal_weights"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

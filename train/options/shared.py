@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, vector_channels
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, column_names, vector_channels
 from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
@@ -130,6 +130,14 @@ class SharedOptions(Architecture):
         "With --normalize none: the length that becomes 1. Choose about the radius of a mesh, in the unit of its file.",
         metavar="LENGTH",
     )
+    conditions: str | None = option(
+        None,
+        FEATURES,
+        "Columns of the table that are inputs, too: numbers of each mesh, such as a speed or an age. --data is the "
+        "table, or the folder with it. Those that are no columns are numbers in the field data of VTK files.",
+        metavar="COLUMN,COLUMN…",
+        check=lambda text: ",".join(column_names("conditions", text)),
+    )
     max_faces: int | None = option(
         None,
         FEATURES,
@@ -251,6 +259,11 @@ class SharedOptions(Architecture):
     def scale(self) -> Scale:
         """How positions are normalized. Raises OptionError for units that don't go with the rule."""
         return scale_in_units(self.normalize, self.units)
+
+    @property
+    def condition_names(self) -> list[str]:
+        """The names of the conditions of each mesh."""
+        return [] if self.conditions is None else self.conditions.split(",")
 
     @property
     def mesh_variants(self) -> Variants:

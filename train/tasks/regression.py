@@ -221,8 +221,7 @@ class Regression(MeshTask):
         at = data.labels_at
         places = zip([at] * len(data.label_names) if isinstance(at, str) else at, data.label_names, strict=True)
         each = [(place, [name for _, name in group]) for place, group in groupby(places, lambda pair: pair[0])]
-        conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
-        return [("targets", ", ".join(f"{listing(names)} of the {place}" for place, names in each)), *conditions]
+        return [("targets", ", ".join(f"{listing(names)} of the {place}" for place, names in each))]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none.
@@ -242,7 +241,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
+        return index_targets(data[0], how.cache, how.targets, **how.for_index())
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any

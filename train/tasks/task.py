@@ -32,6 +32,7 @@ from diffnet.data import (
     without_classes,
 )
 from diffnet.data.conversion import labels_on_surface, rows_of_file
+from diffnet.data.folders.files import listing
 from diffnet.data.labeled import PlaceAt, counted
 from diffnet.data.places import changed_rows, places_of
 from diffnet.geometry import Mesh, Operators
@@ -394,6 +395,9 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
+        if [*data.condition_names] != options.condition_names:
+            names = listing(data.condition_names) or "none"
+            raise OptionError(f"conditions is {options.conditions}, and those of the set are {names}")
         return labels_on_surface(data, options.preprocessing.normalize, options.features), options
 
     def scored(
