@@ -263,20 +263,6 @@ def _with_standard_conditions(item: LabeledMesh, statistics: ArrayStatistics) ->
     return replace(item, conditions=standardized(item.conditions, statistics))
 
 
-def standard_meshes(
-    items: Sequence[LabeledMesh],
-    targets: ArrayStatistics | None,
-    conditions: ArrayStatistics | None,
-    lengths: Sequence[int],
-    scale: Scale,
-) -> Sequence[LabeledMesh]:
-    """The meshes with standardized targets and conditions, if these have statistics. For lengths and scale, see
-    `relative_lengths`."""
-    if targets is not None:
-        items = standardized_targets(relative_lengths(items, lengths, scale), targets)
-    return items if conditions is None else standardized_conditions(items, conditions)
-
-
 def standardized(values: NDArray[Any], statistics: ArrayStatistics) -> NDArray[np.float32]:
     """Numbers (…, C) at mean 0 and standard deviation 1, float32."""
     mean, std = np.array(statistics["mean"]), np.array(statistics["std"])

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.data.places import places_of, row_numbers, rows_at
 from diffnet.data.stored import vertex_counts_of
-from diffnet.geometry import Mesh, Operators, collate
+from diffnet.geometry import Mesh, Operators, UnpackAt, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
 from diffnet.geometry.pytree import FieldwiseCopy
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
@@ -279,9 +279,8 @@ def output_rows(outputs: Tensor | tuple[Tensor, ...], outputs_at: Any, operators
     """
     if isinstance(outputs, Tensor):
         return outputs
-    places = [at for at in ("vertices", "faces", "edges", "global_mean") if at in outputs_at]
     parts = []
-    for place, values in zip(places, outputs, strict=True):
+    for place, values in zip(filter(outputs_at.__contains__, get_args(UnpackAt)), outputs, strict=True):
         rows = values.new_full((len(values), len(outputs_at)), torch.nan)
         rows[:, [i for i, at in enumerate(outputs_at) if at == place]] = values
         parts.append([part.reshape(-1, len(outputs_at)) for part in operators.unpack(rows, at=place)])

@@ -69,8 +69,8 @@ class NetworkOptions(BlockDetails, Architecture):
         object.__setattr__(self, "outputs_at", at)
         is_right = len(at) == self.out_channels and {*at} <= {*PLACES} if isinstance(at, tuple) else at in PLACES
         if not is_right:
-            choices = f"one of {', '.join(PLACES)}, or one of these for each of {self.out_channels} channels"
-            raise OptionError(f"outputs_at should be {choices}, got {at!r:.200}")
+            each = f" for each of {self.out_channels} channels" if isinstance(at, tuple) else ""
+            raise OptionError(f"outputs_at should be one of {', '.join(PLACES)}{each}, got {at!r:.200}")
         if self.last_activation is not None and not callable(self.last_activation):
             raise TypeError(
                 f"last_activation should be a function of a tensor, got {self.last_activation!r}; "

@@ -24,10 +24,12 @@ from diffnet.data import (
     array_statistics,
     fill_cache,
     original_targets,
+    standardized_conditions,
+    standardized_targets,
     target_statistics,
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
-from diffnet.data.conversion import length_factors, relative_lengths, standard_meshes
+from diffnet.data.conversion import length_factors, relative_lengths
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import OnDemand, StoredMeshes, joined
@@ -61,16 +63,15 @@ def run_data(
     """
 
     def read() -> tuple[Any, ...]:
-        lengths, targets, conditions = (options.lengths, options.scale), None, None
+        targets = conditions = None
         if task.standardized:
-            relative = relative_lengths(data.train, *lengths)
+            relative = relative_lengths(data.train, options.lengths, options.scale)
             targets = target_statistics(relative, data.label_names, jobs, vectors=options.vectors)
             targets = of_stored_run(stored, "target_statistics", targets, out)
         if data.condition_names:
             conditions = target_statistics(data.train, data.condition_names, jobs, of="conditions")
             conditions = of_stored_run(stored, "condition_statistics", conditions, out)
-        parts = data.train, data.test
-        fitted, tested = (standard_meshes(part, targets, conditions, *lengths) for part in parts)
+        fitted, tested = (standard_meshes(part, targets, conditions, options) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features, jobs, options.preprocessing.normalize)
         statistics = of_stored_run(stored, "statistics", statistics, out)
         check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
@@ -103,6 +104,18 @@ def run_data(
         conditions,
         [samples[a:b] for a, b in pairwise(bounds.tolist())] if len(origins) else [],
     )
+
+
+def standard_meshes(
+    items: Sequence[LabeledMesh],
+    targets: ArrayStatistics | None,
+    conditions: ArrayStatistics | None,
+    options: TrainOptions,
+) -> Sequence[LabeledMesh]:
+    """The meshes with targets and conditions as a network learns them, if these have statistics."""
+    if targets is not None:
+        items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
+    return items if conditions is None else standardized_conditions(items, conditions)
 
 
 def of_stored_run(stored: Checkpoint | None, name: str, statistics: Any, out: Path) -> Any:

@@ -372,7 +372,8 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         places = find_places([pairs[i : i + len(meshes)] for i in range(0, len(pairs), len(meshes))])
         widths = [len(pair.facts.names or ()) for pair in rows_of[0]]
-        columns, at = _placed(root, columns, np.repeat(places, widths).tolist(), of_table)
+        at = _place(root, np.repeat(places, widths).tolist() + ["meshes"] * len(of_table))
+        check_names(root, columns := [*columns, *of_table])
         item_names = [row.name for row in rows.every]
         numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)
         values = np.hstack([_conditions_of(rows, condition_names, files), numbers])
@@ -388,17 +389,11 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
     return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=condition_names)
 
 
-def _placed(root: Path, columns: list[str], places: list[PlaceAt], of_table: list[str]) -> tuple[list[str], TargetsAt]:
-    """The names of all columns, and their places: those of columns in files, and then of those in a table.
-
-    Raises DataError for two columns of one name, and for edges beside other places.
-    """
-    if not of_table and len({*places}) == 1:
-        return columns, places[0]
-    if "edges" in places:
+def _place(root: Path, places: list[PlaceAt]) -> TargetsAt:
+    """The one place of all columns, or that of each. Raises DataError for edges beside other places."""
+    if len({*places}) > 1 and "edges" in places:
         raise DataError(f"{root}: targets at edges can't be learned together with those at other places")
-    check_names(root, [*columns, *of_table])
-    return [*columns, *of_table], (*places, *["meshes"] * len(of_table))
+    return places[0] if len({*places}) == 1 else tuple(places)
 
 
 def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Sequence[str]) -> Division[Row]:

@@ -86,13 +86,6 @@ def outputs_at_of(labels_at: Any) -> Any:
     return "global_mean" if labels_at == "meshes" else labels_at
 
 
-def labels_at_of(outputs_at: Any) -> Any:
-    """The inverse of `outputs_at_of`."""
-    if isinstance(outputs_at, tuple):
-        return tuple(map(labels_at_of, outputs_at))
-    return "meshes" if outputs_at == "global_mean" else outputs_at
-
-
 def options_in(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the run in a checkpoint. Older versions get what they did."""
     return OLDER_DEFAULTS | with_older_scale(checkpoint["format"], checkpoint["options"])

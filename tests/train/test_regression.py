@@ -13,11 +13,22 @@ from command import complaint, output
 from runs import ball, results_of, table_of
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import LabeledMesh, LabeledMeshes, original_targets, standardized_targets, target_statistics
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    Preprocessing,
+    load_targets,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+    write_shards,
+)
 from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from diffnet.train.export import export_network
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
@@ -230,6 +241,42 @@ def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
     assert float(case["load_mae"]) == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)
     assert float(case["heat_mae"]) == pytest.approx(np.abs(surface["heat"] - before["heat"]).mean(), rel=1e-4)
     assert surface["wind"].shape == (30, 3)
+    views = ["--condition", "speed=24", "--out", tmp_path / "v.vtp", "--html", tmp_path / "page.html"]
+    output("predict", source, "--checkpoint", places / "last.pt", *views)
+    assert all(name in (tmp_path / "page.html").read_text() for name in ("wind_0", "load", "drag"))
+    page = (places / "predictions.html").read_text()
+    assert re.search(r"drag [0-9.]+ \(truth 0.8\)", page)
+    assert all(page.count(f"Error of {name}") == 2 for name in ("wind_2", "load"))
+
+
+def test_a_run_on_several_places_goes_on_and_starts_others(places: Path, tmp_path: Path) -> None:
+    folder, cache = places.parent / "places", ["--cache", places.parent / "cache"]
+    targets = ["--targets", "table:drag+file:heat+vector:wind+file:load", "--conditions", "speed"]
+    shared = ["--data", folder, *cache, *SMALL[:-3], *targets, "--scalar-targets", "--decimate", 0.2, "--cut", 0.2]
+    more = ["--variants", 1, "--lr", 1e-9, "--schedule", "step", "--epochs"]
+    output("train", "regression", *shared, *more, 1, "--from", places / "last.pt", "--out", tmp_path / "run")
+    output("train", "regression", "--data", folder, *cache, "--resume", "--epochs", 2, "--out", tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["labels_at"] == ("vertices",) * 4 + ("faces", "meshes")
+    before, after = (
+        {row["name"]: row["mae"] for row in results_of(run)["columns"]} for run in (places, tmp_path / "run")
+    )
+    assert after == pytest.approx(before, rel=1e-3)
+    network, source = DiffusionNet.load(tmp_path / "run" / "last.pt"), folder / "m4.vtp"
+    ((_, values),) = predict_values([source], network, "cpu", conditions=[{"speed": 24}])
+    assert (~np.isnan(values)).sum(0).tolist() == [30, 30, 30, 30, 20, 1]
+
+
+def test_targets_at_several_places_that_are_refused(places: Path, tmp_path: Path) -> None:
+    folder = places.parent / "places"
+    with pytest.raises(OptionError, match="outputs at several places"):
+        export_network(DiffusionNet(3, 2, outputs_at=["vertices", "faces"]), tmp_path / "network.pt2")
+    predict = ["predict", folder / "m4.vtp", "--checkpoint", places / "last.pt", "--condition", "speed=1", "--out"]
+    assert "vtp file for outputs at vertices and faces and meshes" in complaint(*predict, tmp_path / "p.ply")
+    data = load_targets(folder, "file:load+table:drag")
+    with pytest.raises(DataError, match="not at faces and meshes"):
+        write_shards(data, tmp_path / "shards", Preprocessing(k=4, features="xyz"), tmp_path / "cache")
+    with pytest.raises(DataError, match="no column 'lift'"):
+        load_targets(folder, "file:load+table:lift")
 
 
 @pytest.fixture(scope="module")

@@ -109,18 +109,18 @@ def output_files(
         if form is not None:
             raise OptionError(f"--format is for one file for each mesh, and {out} is a table of all meshes")
         return [out]
-    several, places = is_batch(paths), " and ".join(places_of(at))
+    several, elements = is_batch(paths), " and ".join(places_of(at))
     if not several and mesh_suffix(out) in formats and not out.is_dir():
         if form is not None:
             raise OptionError(f"--format is for a folder; the extension of {out} decides")
         return [out]
     if out.suffix and not out.is_dir():
-        expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {places}"
+        expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {elements}"
         raise OptionError(f"--out should be {expected}, got {out}")
     suffix = None if form is None else f".{form.lower().lstrip('.')}"
     if suffix not in (None, *formats):
         expected = _listed([extension[1:] for extension in formats])
-        raise OptionError(f"--format should be {expected} for outputs at {places}, got {form}")
+        raise OptionError(f"--format should be {expected} for outputs at {elements}, got {form}")
     folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
     common = os.path.commonpath(folders)
     names = [_absolute(mesh).relative_to(common) for mesh in meshes]

@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError, shown
-from diffnet.checkpoints.training import labels_at_of
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
+from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
@@ -67,7 +67,9 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     if not hasattr(network, "outputs_at"):  # a compiled network has it, too
         hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
         raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
-    labels_at = labels_at_of(network.outputs_at)
+    at = network.outputs_at
+    places: list[PlaceAt] = ["meshes" if p == "global_mean" else p for p in ((at,) if isinstance(at, str) else at)]
+    labels_at: TargetsAt = places[0] if isinstance(at, str) else tuple(places)
     metadata = network.metadata
     missing = [name for name in NEEDED if name not in metadata]
     if missing:

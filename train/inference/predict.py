@@ -167,7 +167,7 @@ def predictor(
         mesh, outputs = outputs_of(source, conditions)
         needs_shares = probabilities or smooth > 0 or threshold is not None
         shares = outputs.float().softmax(-1).cpu() if needs_shares else None
-        if smooth > 0 and shares is not None and at != "meshes":
+        if smooth > 0 and shares is not None and at != "meshes" and isinstance(at, str):
             labels = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
             values = _where_finite(torch.from_numpy(labels), shares)
         elif threshold is not None and shares is not None:
@@ -177,7 +177,7 @@ def predictor(
         if expected.target_statistics is not None:
             values = _in_units(values, mesh, expected)
         instances = None
-        if least_area is not None and at != "meshes":
+        if least_area is not None and at != "meshes" and isinstance(at, str):
             instances, labels = label_instances(
                 mesh, values.numpy(), at=at, least_area=least_area, background=background
             )

@@ -20,7 +20,6 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.arrays import check_arrays_of_all
-from diffnet.data.conversion import standard_meshes
 from diffnet.data.options import Base
 from diffnet.data.pairs.files import find_maps, read_maps
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
@@ -31,7 +30,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.orientation import warn_of_tilted_items
-from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
+from diffnet.train.preprocessing import in_units, preprocess, standard_meshes, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_checks import DIGITS, contents_of
@@ -80,8 +79,7 @@ def run_evaluation(
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
-    conditions = expected.condition_statistics
-    standard_items = standard_meshes(items, targets, conditions, options.lengths, options.scale)
+    standard_items = standard_meshes(items, targets, expected.condition_statistics, options)
     check_stored_options([items], options.preprocessing)
     meshes: Sequence[Sample]
     at, statistics = expected.labels_at, expected.statistics

@@ -172,7 +172,7 @@ class Regression(MeshTask):
                 raise OptionError(f"target_weights has {len(entries)} weights for {len(names)} columns")
             return data, options
         for name, weight in entries:
-            columns = component_names(name) if name in vectors else [name]
+            columns = component_names(str(name)) if name in vectors else [str(name)]
             if not set(columns) <= set(names):
                 raise OptionError(f"target_weights names {name!r}, and the targets are {listing([*vectors, *names])}")
             for column in columns:
@@ -367,7 +367,7 @@ class Regression(MeshTask):
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         """Values at several places are shown at faces, those of vertices by their means."""
-        mesh, at, arrays = predicted.mesh, network.labels_at, {}
+        mesh, at, arrays = predicted.mesh, network.labels_at, dict[str, NDArray[np.float64]]()
         places = [place for place in places_of(at) if place != "meshes"]
         shown: LabelsAt = places[-1] if places else "vertices"
         count = len(mesh.verts if shown == "vertices" else mesh.faces)

@@ -147,7 +147,7 @@ class Segmentation(LabelTask):
         suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
         of_cortices = (".annot", ".label.gii") if at == "vertices" else ()
         of_vtk = () if at == "edges" else (".vtp",)
-        return ".ply", ".txt", ".npy", ".csv", suffix[at], *of_vtk, *of_cortices
+        return ".ply", ".txt", ".npy", ".csv", suffix[str(at)], *of_vtk, *of_cortices
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files, the instances, and in meshes the probabilities."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -384,7 +384,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 at = network.labels_at
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
-            data = with_labels_at(data, network.labels_at)
+            data = with_labels_at(data, cast(LabelsAt, network.labels_at))
         data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
