@@ -92,8 +92,8 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
             continue
         drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
         for field in fields:
-            figures, mean = _field(drawing, row.name, *field)
-            body += f'<div class="pictures">{figures}</div>'
+            pictures, mean = _field(drawing, row.name, *field)
+            body += pictures
             means.append(mean)
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
     return f"<article>{heading}{body}</article>"
@@ -102,10 +102,11 @@ def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
 def _field(
     drawing: Drawing, mesh: str, name: str, prediction: NDArray[np.float64], truth: NDArray[np.float64]
 ) -> tuple[str, str]:
-    """The pictures of a field, its truth and the error, and its mean error as text."""
+    """The pictures of a field, its truth and the error with one color bar, and its mean error as text."""
     error = prediction - truth
+    error_scale = make_scale(error, "coolwarm")
     # One scale for prediction and truth, so that their colors can be compared.
-    value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
+    value_scale = make_scale(np.concatenate([prediction, truth]))._replace(table=error_scale.table)
     pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
         ("Prediction", prediction, value_scale),
         ("Truth", truth, value_scale),
@@ -114,10 +115,14 @@ def _field(
     figures = ""
     for kind, values, scale in pictures:
         png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-        note = f"{number(scale.low)} to {number(scale.high)}"
-        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}", note)
+        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
+    ends = [(value_scale.low, error_scale.low), (value_scale.high, error_scale.high)]
+    low, high = (f"<small>{number(value)}<br>error {number(of_error)}</small>" for value, of_error in ends)
+    stops = ",".join(f"rgb({red},{green},{blue})" for red, green, blue in error_scale.table[::17])
+    bar = f'<div class="bar">{low}<i style="background:linear-gradient(90deg,{stops})"></i>{high}</div>'
     sizes = np.abs(error[~np.isnan(error)])
-    return figures, f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}"
+    mean = f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}"
+    return f'<div class="pictures">{figures}</div>{bar}', mean
 
 
 def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
