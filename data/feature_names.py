@@ -310,15 +310,15 @@ def checked_targets(text: str) -> str:
     return ",".join(column_names("targets", text))
 
 
-def column_names(option: str, text: str) -> list[str]:
-    """The names of columns of a table in a text such as "speed,yaw", in their order.
+def column_names(option: str, text: str | None) -> list[str]:
+    """The names of columns of a table in a text such as "speed,yaw", in their order. None has none.
 
     Raises OptionError, which begins with the option, for a missing name and for one that is there twice.
 
     >>> column_names("conditions", "speed, yaw")
     ['speed', 'yaw']
     """
-    names = [name.strip() for name in text.split(",")]
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise OptionError(f"{option} should be different names separated by commas, got {text!r:.200}")
     return names

@@ -166,16 +166,6 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     return at
 
 
-def find_places(groups: Sequence[Sequence[Pair]]) -> list[LabelsAt]:
-    """`find_elements` for the files of each of several targets, which may be at different elements.
-
-    If the files of a target fit two, the first target that is decided decides.
-    """
-    decided = [_decided(pairs, *_WORDS) for pairs in groups]
-    first = next((at for at in decided if at is not None), None)
-    return [find_elements(pairs, at or first) for pairs, at in zip(groups, decided, strict=True)]
-
-
 def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt | None:
     """The elements that fit the files, or None if two do."""
     decided: dict[LabelsAt, Path] = {}
@@ -193,24 +183,30 @@ def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt | None:
     return next(iter(decided), None)
 
 
-def check_columns(files: Sequence[Sequence[tuple[Path, ValueFacts]]]) -> list[str]:
-    """The names of the columns of targets, which are those of each mesh. Raises DataError for a mesh with others.
+def find_columns(rows: Sequence[Sequence[Pair]]) -> tuple[list[str], list[LabelsAt]]:
+    """The names of the columns of targets, which are those of each mesh, and the elements of each, see `find_elements`.
 
-    files: those of each mesh
+    If the files of a target fit two kinds of elements, the first target that is decided decides.
+
+    rows: the files of each mesh. Raises DataError for a mesh with other columns.
     """
-    columns = [name for _, facts in files[0] for name in facts.names or ()]
-    check_names(files[0][-1][0], columns)
-    for row in files:
-        for (path, facts), (first, expected) in zip(row, files[0], strict=True):
-            names, others = facts.names or [], expected.names or []
+    first = rows[0]
+    check_names(first[-1].file, columns := [name for pair in first for name in pair.facts.names or ()])
+    for row in rows:
+        for (_, _, path, facts), expected in zip(row, first, strict=True):
+            names, others = facts.names or [], expected.facts.names or []
             if len(names) != len(others):
                 raise DataError(
-                    f"{path}: {counted(len(names), 'column', 'columns')}, but {first} has {len(others)}; all meshes of "
-                    "a set need the same columns"
+                    f"{path}: {counted(len(names), 'column', 'columns')}, but {expected.file} has {len(others)}; all "
+                    "meshes of a set need the same columns"
                 )
             if names != others:
-                raise DataError(f"{path}: the columns are {names}, but those of {first} are {others}")
-    return columns
+                raise DataError(f"{path}: the columns are {names}, but those of {expected.file} are {others}")
+    files = list(zip(*rows, strict=True))
+    decided = [_decided(pairs, *_WORDS) for pairs in files]
+    default = next((at for at in decided if at is not None), None)
+    places = [find_elements(pairs, at or default) for pairs, at in zip(files, decided, strict=True)]
+    return columns, [at for pair, at in zip(first, places, strict=True) for _ in pair.facts.names or ()]
 
 
 class Numbering(NamedTuple):

@@ -24,15 +24,7 @@ from diffnet.data.feature_names import (
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
-from diffnet.data.folders.labels import (
-    Columns,
-    Numbering,
-    Pair,
-    check_columns,
-    find_elements,
-    find_places,
-    with_soft_labels,
-)
+from diffnet.data.folders.labels import Columns, Numbering, Pair, find_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import CLASS_TABLE, Row, find_classes, find_target_rows, table_conditions, with_fields
 from diffnet.data.folders.sources import find_values
@@ -295,7 +287,7 @@ def index_targets(
 
 
 def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    source, condition_names = checked_label_source(source), _condition_names(conditions)
+    source, condition_names = checked_label_source(source), column_names("conditions", conditions)
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
     root = Path(path)
@@ -318,7 +310,7 @@ def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, r
     values = _conditions_of(_with_table(rows, root, rule, condition_names), condition_names, files)
     items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind), values)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
-    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside), condition_names=condition_names)
+    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside), condition_names=tuple(condition_names))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
@@ -326,24 +318,23 @@ def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, r
 
 
 def _classes(path: _Path, labels: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    root, labels, condition_names = Path(path), checked_label_source(labels), _condition_names(conditions)
+    root, labels, condition_names = Path(path), checked_label_source(labels), column_names("conditions", conditions)
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
     if is_in_files(labels):
         raise DataError(f"{path}: labels is {labels!r}, and classes need the name of a column of a table")
-    columns = [] if labels == AUTO_LABELS else [labels]
-    if condition_names and _table(root).is_file():
-        columns = columns or ["label"]  # among others
+    is_among_others = condition_names and (root.is_file() or (root / CLASS_TABLE).is_file())
+    columns = [labels] if labels != AUTO_LABELS else ["label"] if is_among_others else []
     parts, names = find_classes(root, rule, columns)
     parts = _with_table(parts, root, rule, condition_names)
     places = {name: i for i, name in enumerate(names)}
     classes = np.array([places[row.cells[0]] for row in parts.every], np.int64)
     fields = _of_rows(parts, classes, files, condition_names)
-    return files.dataset(**fields, label_names=names, labels_at="meshes", condition_names=condition_names)
+    return files.dataset(**fields, label_names=names, labels_at="meshes", condition_names=tuple(condition_names))
 
 
 def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    condition_names = _condition_names(conditions)
+    condition_names = column_names("conditions", conditions)
     if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names, "targets"):
         return shards
     root = Path(path)
@@ -369,10 +360,8 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
-        columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
-        places = find_places([pairs[i : i + len(meshes)] for i in range(0, len(pairs), len(meshes))])
-        widths = [len(pair.facts.names or ()) for pair in rows_of[0]]
-        at = _place(root, np.repeat(places, widths).tolist() + ["meshes"] * len(of_table))
+        columns, places = find_columns(rows_of)
+        at = _place(root, [*places, *["meshes"] * len(of_table)])
         check_names(root, columns := [*columns, *of_table])
         item_names = [row.name for row in rows.every]
         numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)
@@ -386,7 +375,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         raise DataError(
             f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
         )
-    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=condition_names)
+    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=tuple(condition_names))
 
 
 def _place(root: Path, places: list[PlaceAt]) -> TargetsAt:
@@ -408,18 +397,10 @@ def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Se
     return parts.of(lambda path: Row(names[path], path, [], None))
 
 
-def _condition_names(conditions: str | None) -> tuple[str, ...]:
-    return () if conditions is None else tuple(column_names("conditions", conditions))
-
-
-def _table(root: Path) -> Path:
-    """The table of a set with labels, which may be in its folder."""
-    return root if root.is_file() else root / CLASS_TABLE
-
-
 def _with_table(rows: Division[Row], root: Path, rule: Rule, names: Sequence[str]) -> Division[Row]:
-    """The meshes with those conditions that a table has."""
-    by_path = table_conditions(_table(root), rule.files, names) if names and _table(root).is_file() else {}
+    """The meshes of a set with labels, with those conditions that its table has."""
+    table = root if root.is_file() else root / CLASS_TABLE
+    by_path = table_conditions(table, rule.files, names) if names and table.is_file() else {}
     return rows.of(lambda row: row._replace(conditions=by_path.get(row.path.resolve(), {})))
 
 
