@@ -273,9 +273,9 @@ class MeshSamples(Dataset[Sample]):
 
 
 def output_rows(outputs: Tensor | tuple[Tensor, ...], outputs_at: Any, operators: Operators) -> Tensor:
-    """The outputs of a network as one tensor: the rows of `rows_at` of each mesh, one mesh after the other.
+    """The outputs of a network as one tensor (N, C): of each mesh the rows that its targets have, see `load_targets`.
 
-    outputs_at: of the network
+    outputs_at: of the network. The outputs for one place stay.
     """
     if isinstance(outputs, Tensor):
         return outputs

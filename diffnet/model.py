@@ -32,6 +32,7 @@ from diffnet.spatial_gradient_features import Rotation
 from diffnet.vector_outputs import VectorOutputs
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
+Outputs: TypeAlias = Tensor | tuple[Tensor, ...]
 PLACES: tuple[OutputsAt, ...] = get_args(OutputsAt)  # the order of outputs at several
 
 
@@ -177,9 +178,7 @@ class DiffusionNet(nn.Module):
         return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in names}
 
     @refuses_fields
-    def forward(
-        self, features: Tensor, operators: Operators, conditions: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, ...]:
+    def forward(self, features: Tensor, operators: Operators, conditions: Tensor | None = None) -> Outputs:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
 
         With several `outputs_at`, it is a tuple of such tensors, each with its own channels.

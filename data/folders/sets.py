@@ -180,7 +180,7 @@ def load_targets(
         folder; or they are the property NAME of the vertices or faces of a PLY or VTK file, or NAME_x, NAME_y and
         NAME_z, or NAME_0, NAME_1 and NAME_2. There are one or several columns, and a row for each element. The number
         of rows decides which elements these are. "vector:NAME" and "displacement:NAME" are three columns, and come
-        first.
+        first. "table:COLUMN" is a column of the table, and comes last.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
@@ -198,9 +198,12 @@ def load_targets(
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
     Returns meshes with labels (N, C) float64. `label_names` are the names of the columns. `labels_at` is "vertices",
-    "faces", "edges" or "meshes". Raises DataError for a folder, file or value that is missing, malformed or
-    contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
-    another form; and MeshError for a mesh that can't be read.
+    "faces", "edges" or "meshes". If columns are at several of these, it is a tuple with the place of each, and labels
+    have rows for the vertices, the faces and the mesh, NaN in the columns of other places.
+
+    Raises DataError for a folder, file or value that is missing, malformed or contradictory, naming the file, and for a
+    column that is missing in all training meshes; OptionError for targets of another form; and MeshError for a mesh
+    that can't be read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Whole(cache_dir))
@@ -361,7 +364,8 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns, places = find_columns(rows_of)
-        at = _place(root, [*places, *["meshes"] * len(of_table)])
+        whole: list[PlaceAt] = ["meshes"] * len(of_table)
+        at = _place(root, [*places, *whole])
         check_names(root, columns := [*columns, *of_table])
         item_names = [row.name for row in rows.every]
         numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)

@@ -26,7 +26,6 @@ from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.indexed import IndexedMeshes
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes
 from diffnet.data.options import Preprocessing
-from diffnet.data.places import places_of
 from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
 from diffnet.data.shards.records import OPTIONS, Settings, mesh_arrays
@@ -101,9 +100,7 @@ def write_shards(
     """
     folder = Path(folder)
     if isinstance(data.labels_at, tuple):
-        raise DataError(
-            f"{folder}: shards have targets at one kind of elements, not at {' and '.join(places_of(data.labels_at))}"
-        )
+        raise DataError(f"{folder}: shards have no targets at several places, as those at {data.labels_at}")
     make_folder(folder)
     every = {part: meshes for part in ("train", "validation", "test") if len(meshes := getattr(data, part))}
     items = joined([*every.values()])

@@ -271,9 +271,9 @@ def test_targets_at_several_places_that_are_refused(places: Path, tmp_path: Path
     with pytest.raises(OptionError, match="outputs at several places"):
         export_network(DiffusionNet(3, 2, outputs_at=["vertices", "faces"]), tmp_path / "network.pt2")
     predict = ["predict", folder / "m4.vtp", "--checkpoint", places / "last.pt", "--condition", "speed=1", "--out"]
-    assert "vtp file for outputs at vertices and faces and meshes" in complaint(*predict, tmp_path / "p.ply")
+    assert "should be a .vtp file for outputs at vertices, faces and meshes" in complaint(*predict, tmp_path / "p.ply")
     data = load_targets(folder, "file:load+table:drag")
-    with pytest.raises(DataError, match="not at faces and meshes"):
+    with pytest.raises(DataError, match="no targets at several places"):
         write_shards(data, tmp_path / "shards", Preprocessing(k=4, features="xyz"), tmp_path / "cache")
     with pytest.raises(DataError, match="no column 'lift'"):
         load_targets(folder, "file:load+table:lift")

@@ -109,7 +109,7 @@ def output_files(
         if form is not None:
             raise OptionError(f"--format is for one file for each mesh, and {out} is a table of all meshes")
         return [out]
-    several, elements = is_batch(paths), " and ".join(places_of(at))
+    several, elements = is_batch(paths), _listed(places_of(at), "and")
     if not several and mesh_suffix(out) in formats and not out.is_dir():
         if form is not None:
             raise OptionError(f"--format is for a folder; the extension of {out} decides")
@@ -139,8 +139,8 @@ def output_files(
     return files
 
 
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _listed(words: Sequence[str], last: str = "or") -> str:
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def is_batch(paths: Sequence[Path]) -> bool:

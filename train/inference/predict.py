@@ -94,8 +94,9 @@ def predict_values(
 ) -> list[tuple[Mesh, NDArray[np.float64]]]:
     """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
 
-    N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
-    MetadataError for a network of another task, and OptionError for other conditions than those of the network.
+    N is the number of vertices, faces or edges of a mesh, or 1, or that of the rows of `output_rows`. For the rest, see
+    `predict_labels`. Raises MetadataError for a network of another task, and OptionError for other conditions than
+    those of the network.
     """
     expected = network_input(network)
     task = task_named(expected.options.task)

@@ -40,42 +40,36 @@ MAX_POINTS = 20_000  # of a column in the chart; more are drawn at random
 
 def write_values_report(
     path: str | os.PathLike[str],
-    rows: Iterable[Prediction],
-    summary: Mapping[str, str],
-    *,
-    columns: Sequence[Mapping[str, Any]],
-    vectors: Sequence[Mapping[str, Any]] = (),
-    meshes: Sequence[Sequence[Any]] = (),
-    at: TargetsAt,
-    scatter: bytes,
-    curves: bytes | None = None,
     title: str,
+    summary: Mapping[str, str],
+    results: Mapping[str, Any],
+    rows: Iterable[Prediction],
+    meshes: Sequence[Sequence[Any]],
+    charts: Sequence[bytes | None],
 ) -> None:
     """Write one self-contained HTML page about a trained regression and its predictions.
 
+    summary: entries at the top, in this order
+    results: of `Task.results`, with the scores of columns and of vectors, which may be None
     rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns: prediction,
         truth and error. Values of whole meshes are the caption of one picture.
-    summary: entries at the top, in this order
-    columns: name, count and the `score_columns` of each column; a score may be None
-    vectors: the same of each vector
     meshes: the table of the scores of each mesh, see `mesh_table_html`
-    scatter, curves: charts, see `scatter_png` and `curves_png`
+    charts: see `scatter_png` and `curves_png`
     """
-    entries = [*vectors, *columns]
-    scores = score_columns(entries)
+    entries, at = [*results.get("vectors", ()), *results["columns"]], results["labels_at"]
+    scores, names = score_columns(entries), [str(column["name"]) for column in results["columns"]]
     table = (
         (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row.get(key)) for key in scores))
         for row in entries
     )
     captions = ("Predictions against the truth", "Training")
-    names = [str(column["name"]) for column in columns]
 
     def section(row: Prediction) -> str:
         return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
     parts = [
         table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
-        charts_html(zip((scatter, curves), captions, captions, strict=True)),
+        charts_html(zip(charts, captions, captions, strict=True)),
         mesh_table_html(meshes),
         meshes_html(rows, section, at),
     ]

@@ -314,7 +314,7 @@ class Regression(MeshTask):
         for row in entries[:30]:
             table.add_row(row["name"], str(row["count"]), *(number(row.get(key)) for key in scores))
         if len(entries) > 30:
-            table.add_row(f"… {len(entries) - 30} more in results.json", "", *("" for _ in scores))
+            table.add_row(f"… {len(entries) - 30} more in results.json")
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
@@ -328,15 +328,12 @@ class Regression(MeshTask):
 
         write_values_report(
             parts.out / "predictions.html",
-            self.reported(scored, shown),
+            f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
             {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
-            columns=results["columns"],
-            vectors=results.get("vectors", ()),
-            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in order)],
-            at=scored.labels_at,
-            scatter=scatter,
-            curves=parts.curves,
-            title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
+            results,
+            self.reported(scored, shown),
+            [parts.rows[0], *(parts.rows[1 + i] for i in order)],
+            (scatter, parts.curves),
         )
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:

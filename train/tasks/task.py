@@ -34,7 +34,7 @@ from diffnet.data import (
 from diffnet.data.conversion import labels_on_surface, rows_of_file
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import PlaceAt, counted
-from diffnet.data.places import changed_rows, places_of
+from diffnet.data.places import changed_rows
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
@@ -149,22 +149,17 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
 
 
-def write_vtp(
-    file: Path,
-    mesh: Mesh,
-    arrays: Mapping[PlaceAt, Mapping[str, NDArray[Any]]],
-) -> None:
+def write_vtp(file: Path, mesh: Mesh, arrays: Mapping[PlaceAt, Mapping[str, NDArray[Any]]]) -> None:
     """Write a mesh as a VTP file with arrays (N,) or (N, C), and with those of its own file.
 
     arrays: by name, at "vertices", at "faces" and of the whole mesh ("meshes")
     """
     before = properties_of(mesh)
     own: dict[PlaceAt, Any] = {"vertices": before.vertices, "faces": before.faces, "meshes": before.fields}
-    tables = {place: beside(arrays.get(place, {}), each) for place, each in own.items()}
+    content = VtkArrays(*(beside(arrays.get(place, {}), each) for place, each in own.items()))
     sizes, corners = mesh.sizes, mesh.corners
     if sizes is None or corners is None:
         sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
-    content = VtkArrays(*tables.values())
     write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
@@ -359,8 +354,8 @@ class Task(ABC, Generic[D, S]):
 
     def allows(self, at: TargetsAt) -> bool:
         """Whether targets may be there. Only numbers may be at several places, and then not at edges."""
-        several = isinstance(at, tuple)
-        return {*places_of(at)} <= {*self.targets_at} and (not several or (self.standardized and "edges" not in at))
+        several = {*self.targets_at} - {"edges"} if self.standardized else set[str]()
+        return {*at} <= several if isinstance(at, tuple) else at in self.targets_at
 
     @abstractmethod
     def on_meshes(self) -> MeshTask:
