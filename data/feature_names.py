@@ -272,11 +272,6 @@ def target_parts(targets: str) -> list[str]:
     return [part.removeprefix(FILE_PREFIX) for part in parts]
 
 
-def table_columns(parts: Sequence[str]) -> list[str]:
-    """The names of the columns of a table among `target_parts`."""
-    return [part.removeprefix(TABLE_PREFIX) for part in parts if part.startswith(TABLE_PREFIX)]
-
-
 def vector_targets(targets: str | None) -> list[str]:
     """The names of the vectors among targets, with their prefix. They are the first columns, three for each.
 

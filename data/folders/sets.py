@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.feature_names import (
     AUTO_LABELS,
+    TABLE_PREFIX,
     TARGET_TABLE,
     checked_label_source,
     column_names,
     is_in_files,
-    table_columns,
     target_parts,
 )
 from diffnet.data.folders.division import Division, Rule, find_parts
@@ -342,8 +342,9 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         return shards
     root = Path(path)
     names = None if targets is None or not is_in_files(targets) else target_parts(targets)
-    of_table = table_columns(names or ())
-    if names is not None and len(of_table) == len(names):
+    form = Columns(names or [], "vertices")
+    of_table = [name.removeprefix(TABLE_PREFIX) for name in form.of_table]
+    if names and not form.kinds:
         names, targets = None, ",".join(of_table)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
@@ -356,7 +357,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
-        rows, form = _table_meshes(root, rule, condition_names, of_table), Columns(names, "vertices")
+        rows = _table_meshes(root, rule, condition_names, of_table)
         meshes = [row.path for row in rows.every]
         kinds = {"mesh": meshes}
         kinds |= {kind: [find_values(mesh, kind.partition(" ")[2]) for mesh in meshes] for kind in form.kinds}

@@ -458,6 +458,8 @@ def test_options_of_other_tasks_are_refused() -> None:
         TrainOptions(loss="l1")
     with pytest.raises(OptionError, match="targets is for regression, and the task is classification"):
         TrainOptions(task="classification", targets="file:t")
+    with pytest.raises(OptionError, match="conditions is not available for correspondence"):
+        TrainOptions(task="correspondence", conditions="age")
     with pytest.raises(OptionError, match="label_smoothing is for tasks with labels, and the task is regression"):
         TrainOptions(task="regression", label_smoothing=0.1)
     with pytest.raises(OptionError, match="loss should be one of mse, l1, huber, got 'l2'"):

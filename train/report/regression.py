@@ -28,7 +28,7 @@ from diffnet.train.report.report import (
     write_page,
 )
 from diffnet.viz.fields import PLAIN_COLOR
-from diffnet.viz.palette import Scale, label_colors, make_scale
+from diffnet.viz.palette import label_colors, make_scale
 from diffnet.viz.pictures import short_names
 from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
@@ -101,13 +101,9 @@ def _field(
     error_scale = make_scale(error, "coolwarm")
     # One scale for prediction and truth, so that their colors can be compared.
     value_scale = make_scale(np.concatenate([prediction, truth]))._replace(table=error_scale.table)
-    pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
-        ("Prediction", prediction, value_scale),
-        ("Truth", truth, value_scale),
-        ("Error", error, error_scale),
-    ]
-    figures = ""
-    for kind, values, scale in pictures:
+    figures, values_of = "", {"Prediction": prediction, "Truth": truth, "Error": error}
+    for kind, values in values_of.items():
+        scale = error_scale if kind == "Error" else value_scale
         png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
         figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
     ends = [(value_scale.low, error_scale.low), (value_scale.high, error_scale.high)]
