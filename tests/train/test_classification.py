@@ -26,6 +26,7 @@ from diffnet.train.metrics import balanced_accuracy, soft_accuracy
 from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -81,8 +82,8 @@ def test_labels_that_follow_from_a_condition(task: str, room: Path, tmp_path: Pa
     assert "--condition age=NUMBER is missing" in complaint(*predict)
     output(*predict, "--condition", "age=70")
     assert table_of(tmp_path / "p.csv")[0]["label"] == ("old" if task == "classification" else "1")
-    wrong = ["train", task, "--data", {"classification": "shapes"}.get(task, "bodies"), "--conditions", "age"]
-    assert "age" in complaint(*wrong, *SMALL, "--out", tmp_path / "other")
+    options = TrainOptions(task=task, conditions="age")  # type: ignore[arg-type]
+    refused(OptionError, "are none", task_named(options.task).prepared, LabeledMeshes([], [], [], "meshes"), options)
 
 
 def test_a_run_learns_and_reports(room: Path) -> None:

@@ -221,6 +221,7 @@ def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
         zip(names, [66] * 3 + [43, 66, 2], strict=True)
     )
     assert results["labels_at"] == ["vertices"] * 3 + ["faces", "vertices", "meshes"]
+    assert min(row["r2"] for row in results["columns"][3:]) > 0.5
     assert ["relative_l2" in row for row in results["columns"]] == [True] * 5 + [False]
     output("evaluate", "--data", folder, "--checkpoint", places / "last.pt", "--out", tmp_path / "e", "--device", "cpu")
     for key in ("columns", "vectors", "test_r2"):
