@@ -80,6 +80,7 @@ from .samples import (
     collate_samples as collate_samples,
     epoch_seed as epoch_seed,
     make_sample as make_sample,
+    output_rows as output_rows,
 )
 from .shapes import shapes as shapes
 from .shards.reading import ShardedDataset as ShardedDataset, ShardedMeshes as ShardedMeshes, load_shards as load_shards

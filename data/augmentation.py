@@ -11,6 +11,7 @@ from torch import Tensor
 from diffnet.data.feature_names import KINDS, check_turned, feature_parts, vector_channels
 from diffnet.data.features import descriptor, rotate_vectors
 from diffnet.data.labeled import UNLABELED, TargetsAt
+from diffnet.data.places import places_of
 from diffnet.data.samples import Sample
 from diffnet.geometry import Operators, mirrored, rotated, scaled
 from diffnet.geometry.augmentation.transforms import per_vertex
@@ -99,6 +100,8 @@ def turned_targets(targets: Tensor, vectors: int, matrices: Tensor, operators: O
 
 def _extents(operators: Operators, at: TargetsAt) -> Tensor:
     """(B+1,), the extents of the elements of each mesh."""
+    if isinstance(at, tuple):
+        return torch.stack([_extents(operators, place) for place in places_of(at)]).sum(0)
     if at == "meshes":
         return torch.arange(len(operators) + 1, device=operators.device)
     return {"vertices": lambda o: o.ptr, "faces": lambda o: o.face_ptr, "edges": lambda o: o.edge_ptr}[at](operators)

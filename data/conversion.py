@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_states, inside_mask, own_arrays
 from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.places import changed_rows, places_of
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
@@ -86,7 +87,7 @@ def with_labels_at(data: LabeledMeshes, target: LabelsAt) -> LabeledMeshes:
     source = data.labels_at
     if target == source:
         return data
-    if source == "meshes":
+    if source == "meshes" or isinstance(source, tuple):
         raise DataError(f"the set has one label for each mesh, which can't become labels at {target}")
 
     change = partial(_converted, source=source, target=target)
@@ -110,10 +111,19 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     return replace(item, labels=labels, accepted=None)
 
 
+def rows_of_file(mesh: Mesh, values: NDArray[Any], at: TargetsAt) -> NDArray[Any]:
+    """Labels or targets at triangles as those at the faces of the file. Those at other places stay."""
+    if not mesh.has_polygons:
+        return values
+    return changed_rows(  # type: ignore[no-any-return]
+        values, len(mesh.verts), at, lambda part, place: on_polygons(mesh, part) if place == "faces" else part
+    )
+
+
 def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> LabeledMeshes:
     """The data set without labels and targets at elements that don't count, see `elements_inside`."""
     at, mask = data.labels_at, mask_of(features)
-    if at == "meshes" or (mask is None and (at != "vertices" or counts_all(scale))):
+    if at == "meshes" or (mask is None and ("vertices" not in places_of(at) or counts_all(scale))):
         return data
     features = "xyz" if mask is None else f"{MASK_PREFIX}{mask}"  # no other own array matters
     change = partial(_on_surface, at=at, scale=scale, features=features)
@@ -122,9 +132,9 @@ def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> Label
 
 
 def elements_inside(
-    mesh: Mesh, at: LabelsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
+    mesh: Mesh, at: TargetsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
 ) -> NDArray[np.bool_]:
-    """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions.
+    """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions, or all rows of `rows_at`.
 
     Vertices of no face are no part of a surface, and those outside of a mask don't count. Other elements count if all
     of their vertices do; the triangles of a polygon, those of the polygon.
@@ -132,6 +142,10 @@ def elements_inside(
     scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
     features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
     """
+    if isinstance(at, tuple):
+        return np.concatenate([elements_inside(mesh, place, scale, features, arrays) for place in places_of(at)])
+    if at == "meshes":
+        return np.ones(1, bool)
     mask = mask_of(features)
     masks = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
     inside = inside_mask(masks, mask, mesh) & (counts_all(scale) | mesh.on_surface)
@@ -143,7 +157,7 @@ def elements_inside(
     return inside
 
 
-def _on_surface(item: LabeledMesh, at: LabelsAt, scale: Scale, features: str) -> LabeledMesh:
+def _on_surface(item: LabeledMesh, at: TargetsAt, scale: Scale, features: str) -> LabeledMesh:
     inside = elements_inside(item.mesh, at, scale, features, item.arrays)
     if inside.all():
         return item
@@ -279,8 +293,11 @@ def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:
             "are matched by name"
         )
     order = [data.label_names.index(name) for name in names]
-    change = partial(_in_order, order=order)
-    return data.with_parts(lambda part: with_change(part, change, "columns", order), label_names=list(names))
+    change, at = partial(_in_order, order=order), data.labels_at
+    at = tuple(at[i] for i in order) if isinstance(at, tuple) else at
+    return data.with_parts(
+        lambda part: with_change(part, change, "columns", order), label_names=list(names), labels_at=at
+    )
 
 
 def _in_order(item: LabeledMesh, order: Sequence[int]) -> LabeledMesh:

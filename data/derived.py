@@ -18,6 +18,7 @@ from diffnet.data.arrays import own_arrays
 from diffnet.data.conversion import majority
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
+from diffnet.data.places import changed_rows, row_numbers, rows_at
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import (
     ElementsAt,
@@ -157,12 +158,19 @@ def _from_arrays(arrays: Arrays) -> Made:
     return LabeledMesh(name, mesh, arrays["labels"], features, accepted, conditions=conditions), back
 
 
-def interpolation_weights(target: Mesh, source: Mesh, at: ElementsAt) -> Weights:
+def interpolation_weights(target: Mesh, source: Mesh, at: TargetsAt) -> Weights:
     """The elements of `source` and their weights that give the values at each element of `target`.
 
     They are those of the point of the source's surface that is nearest to the element, see `element_weights`. Values at
-    vertices are linear on each face. Elements are at their centers, see `element_points`.
+    vertices are linear on each face. Elements are at their centers, see `element_points`. At several places, elements
+    are rows of `rows_at`.
     """
+    if at == "meshes":
+        return np.zeros((1, 3), np.int64), np.array([[1.0, 0.0, 0.0]])
+    if isinstance(at, tuple):
+        each = rows_at(row_numbers(source, at), len(source.verts), at)
+        parts = [(rows, *interpolation_weights(target, source, place)) for place, rows in each]
+        return np.concatenate([rows[of] for rows, of, _ in parts]), np.concatenate([weights for *_, weights in parts])
     return element_weights(source, closest_points(source, element_points(target, at)), at)
 
 
@@ -184,7 +192,9 @@ def decimated(
     small, arrays = _decimated(item, max_faces, features, cache_dir)
     if small is item.mesh:
         return item
-    labels = item.labels if at == "meshes" else transferred_labels(item.labels, item.mesh, small, at)
+    labels = changed_rows(
+        item.labels, len(item.mesh.verts), at, lambda labels, place: transferred_labels(labels, item.mesh, small, place)
+    )
     return LabeledMesh(item.name, small, labels, arrays, conditions=item.conditions)
 
 
@@ -312,10 +322,9 @@ def make_all_variants(item: LabeledMesh, at: TargetsAt, variants: Variants, feat
 def _cut(item: LabeledMesh, at: TargetsAt, direction: NDArray[np.float64], share: float) -> LabeledMesh:
     """The part beside a plane. Its elements and the arrays at its vertices have the labels and rows of the item."""
     part = cut_by_plane(item.mesh, direction, share)
+    rows = {"vertices": part.vertices, "faces": part.faces}
     if at == "edges":
-        rows = edge_numbers(item.mesh.faces, part.vertices[mesh_edges(part.mesh.faces)])
-    else:
-        rows = part.faces if at == "faces" else part.vertices
-    labels = item.labels if at == "meshes" else item.labels[rows]
+        rows["edges"] = edge_numbers(item.mesh.faces, part.vertices[mesh_edges(part.mesh.faces)])
+    labels = changed_rows(item.labels, len(item.mesh.verts), at, lambda labels, place: labels[rows[place]])
     arrays = {name: x[part.vertices] for name, x in item.arrays.items()}
     return LabeledMesh(item.name, part.mesh, labels, arrays, conditions=item.conditions)

@@ -86,6 +86,7 @@ LABEL_SOURCES = AUTO_LABELS, "groups", "materials", COLORS  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
 _OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX}|{MASK_PREFIX})\w([\w. -]*\w)?")
 DISPLACEMENT_PREFIX = "displacement:"  # of a vector in the unit of length of its mesh
+TABLE_PREFIX = "table:"  # of a column of a table, beside targets in files
 
 
 class ArrayStatistics(TypedDict):
@@ -252,21 +253,23 @@ def feature_channels(features: str, statistics: Statistics | None = None) -> int
 
 
 def target_parts(targets: str) -> list[str]:
-    """The names of targets such as "file:u+file:v", in the order of the text. Vectors come first, with their prefix.
+    """The names of targets such as "file:u+file:v", in the order of the text.
 
-    Raises OptionError for text of another form.
+    Vectors come first, and columns of a table last, with their prefix. Raises OptionError for text of another form.
 
-    >>> target_parts("file:v + vector:w + file:u")
-    ['vector:w', 'v', 'u']
+    >>> target_parts("table:drag + file:v + vector:w + file:u")
+    ['vector:w', 'v', 'u', 'table:drag']
     """
     parts = [part.strip() for part in targets.split("+")] if isinstance(targets, str) else [""]
-    plain = [part.replace(DISPLACEMENT_PREFIX, VECTOR_PREFIX, 1) for part in parts]
+    plain = [part.replace(DISPLACEMENT_PREFIX, VECTOR_PREFIX, 1) for part in parts if not part.startswith(TABLE_PREFIX)]
     names = {part.partition(":")[2] for part in parts}
     is_name = all(_OWN_NAME.fullmatch(part) and not part.startswith(SCALAR_PREFIX) for part in plain)
-    if not is_name or len(names) < len(parts):
-        kinds = f"file:NAME, {VECTOR_PREFIX}NAME or {DISPLACEMENT_PREFIX}NAME"
+    if not is_name or len(names) < len(parts) or "" in names:
+        kinds = f"file:NAME, {VECTOR_PREFIX}NAME, {DISPLACEMENT_PREFIX}NAME or {TABLE_PREFIX}COLUMN"
         raise OptionError(f"targets should be {kinds}, one or several joined by +, got {targets!r:.200}")
-    return sorted((part.removeprefix(FILE_PREFIX) for part in parts), key=lambda part: ":" not in part)
+    order = {FILE_PREFIX: 1, TABLE_PREFIX: 2}
+    parts.sort(key=lambda part: order.get(part[: part.index(":") + 1], 0))
+    return [part.removeprefix(FILE_PREFIX) for part in parts]
 
 
 def vector_targets(targets: str | None) -> list[str]:
@@ -275,7 +278,8 @@ def vector_targets(targets: str | None) -> list[str]:
     >>> vector_targets("file:p+displacement:u")
     ['displacement:u']
     """
-    return [part for part in target_parts(targets) if ":" in part] if targets and is_in_files(targets) else []
+    parts = target_parts(targets) if targets and is_in_files(targets) else []
+    return [part for part in parts if ":" in part and not part.startswith(TABLE_PREFIX)]
 
 
 def component_names(name: str) -> list[str]:
@@ -301,15 +305,15 @@ def checked_targets(text: str) -> str:
     return ",".join(column_names("targets", text))
 
 
-def column_names(option: str, text: str) -> list[str]:
-    """The names of columns of a table in a text such as "speed,yaw", in their order.
+def column_names(option: str, text: str | None) -> list[str]:
+    """The names of columns of a table in a text such as "speed,yaw", in their order. None has none.
 
     Raises OptionError, which begins with the option, for a missing name and for one that is there twice.
 
     >>> column_names("conditions", "speed, yaw")
     ['speed', 'yaw']
     """
-    names = [name.strip() for name in text.split(",")]
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise OptionError(f"{option} should be different names separated by commas, got {text!r:.200}")
     return names

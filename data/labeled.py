@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 LabelsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 # In a set for classification, each mesh has one label. In a set for regression, each mesh may have its targets.
-TargetsAt: TypeAlias = Literal[LabelsAt, "meshes"]
+PlaceAt: TypeAlias = Literal[LabelsAt, "meshes"]
+# Targets may also be at vertices, at faces and of meshes: a place for each column, see `data/places.py`.
+TargetsAt: TypeAlias = PlaceAt | tuple[PlaceAt, ...]
 
 UNLABELED = -1
 Data = TypeVar("Data", bound="LabeledMeshes")
@@ -45,7 +47,7 @@ class LabeledMesh:
     labels: (V,), (F,) or (E,) int64, indices into the set's `label_names`. UNLABELED elements count neither in training
         nor in scores. Edges are in the order of `diffnet.geometry.mesh_edges`. In a set for classification, it is the
         one label of the mesh, () or (1,), see `Sample`. In a set for regression, labels are the targets, numbers
-        (N, C), or (1, C) for a mesh. NaN is a missing target.
+        (N, C), or (1, C) for a mesh. NaN is a missing target. For targets at several places, see `rows_at`.
     arrays: own features at the vertices, (V,) or (V, C), by the NAME of `file:NAME`. Those of a mesh from a file are
         found beside the file, see `own_arrays`.
     accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heapreplace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -21,8 +21,9 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
+from diffnet.data.places import places_of, row_numbers, rows_at
 from diffnet.data.stored import vertex_counts_of
-from diffnet.geometry import Mesh, Operators, collate
+from diffnet.geometry import Mesh, Operators, UnpackAt, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
 from diffnet.geometry.pytree import FieldwiseCopy
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
@@ -59,14 +60,22 @@ class Interpolation(NamedTuple):
 
         back: the result of `interpolation_weights` if a network gets a decimated mesh
         """
-        if at != "faces" or not mesh.has_polygons:
+        if at is None or "faces" not in places_of(at) or not mesh.has_polygons:
             return None if back is None else cls.of(back)
-        elements, weights = (np.arange(len(mesh.faces))[:, None], 1.0) if back is None else back
-        order = np.argsort(mesh.polygons, kind="stable")
-        shares = (weights * polygon_shares(mesh)[:, None])[order]
-        counts = elements.shape[1] * np.bincount(mesh.polygons, minlength=mesh.polygon_count)
-        parts = elements[order].reshape(-1), shares.reshape(-1).astype(np.float32), counts, first_triangles(mesh)
-        return cls(*(aligned(torch.from_numpy(part)) for part in parts))
+        numbers = row_numbers(mesh, at)
+        elements, weights = (numbers[:, None], np.ones((len(numbers), 1))) if back is None else back
+        parts = []
+        places = (rows_at(values, len(mesh.verts), at) for values in (elements, weights, numbers))
+        for (place, rows), (_, shares), (_, picks) in zip(*places, strict=True):
+            counts = np.full(len(rows), rows.shape[1])
+            if place == "faces":
+                order = np.argsort(mesh.polygons, kind="stable")
+                rows, shares = rows[order], (shares * polygon_shares(mesh)[:, None])[order]
+                counts = elements.shape[1] * np.bincount(mesh.polygons, minlength=mesh.polygon_count)
+                first = first_triangles(mesh)
+                picks = np.where(first < 0, first, picks[first])
+            parts.append((rows.reshape(-1), shares.reshape(-1).astype(np.float32), counts, picks))
+        return cls(*(aligned(torch.from_numpy(np.concatenate(part))) for part in zip(*parts, strict=True)))
 
     @classmethod
     def among(cls, tensors: Mapping[str, Tensor]) -> Interpolation | None:
@@ -261,6 +270,21 @@ class MeshSamples(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         return make_sample(self.items[index], self.options, self.cache_dir, self.statistics)
+
+
+def output_rows(outputs: Tensor | tuple[Tensor, ...], outputs_at: Any, operators: Operators) -> Tensor:
+    """The outputs of a network as one tensor (N, C): of each mesh the rows that its targets have, see `load_targets`.
+
+    outputs_at: of the network. The outputs for one place stay.
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    parts = []
+    for place, values in zip(filter(outputs_at.__contains__, get_args(UnpackAt)), outputs, strict=True):
+        rows = values.new_full((len(values), len(outputs_at)), torch.nan)
+        rows[:, [i for i, at in enumerate(outputs_at) if at == place]] = values
+        parts.append([part.reshape(-1, len(outputs_at)) for part in operators.unpack(rows, at=place)])
+    return torch.cat([rows for mesh in zip(*parts, strict=True) for rows in mesh])
 
 
 def collate_samples(samples: Sequence[Sample]) -> Sample:

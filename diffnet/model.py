@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.device import existing_device
-from diffnet.geometry.errors import refuses
+from diffnet.geometry.errors import OptionError, refuses
 from diffnet.geometry.store.transfer import aligned
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
@@ -32,6 +32,8 @@ from diffnet.spatial_gradient_features import Rotation
 from diffnet.vector_outputs import VectorOutputs
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
+Outputs: TypeAlias = Tensor | tuple[Tensor, ...]
+PLACES: tuple[OutputsAt, ...] = get_args(OutputsAt)  # the order of outputs at several
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,13 @@ class NetworkOptions(BlockDetails, Architecture):
 
     in_channels: int = field(metadata=about("C_in.", least=1))
     out_channels: int = field(metadata=about("C_out.", least=1))
-    outputs_at: OutputsAt = field(
+    outputs_at: OutputsAt | tuple[OutputsAt, ...] = field(
         default="vertices",
         kw_only=True,
         metadata=about(
             "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
-            "by vertex areas."
+            "by vertex areas. Or one of these for each of the C_out channels: the network then returns a tuple of "
+            "tensors, for vertices, faces, edges and meshes in this order, with the channels of each.",
         ),
     )
     vectors: int = field(
@@ -63,6 +66,12 @@ class NetworkOptions(BlockDetails, Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at = tuple(self.outputs_at) if isinstance(self.outputs_at, list) else self.outputs_at  # a file has a list
+        object.__setattr__(self, "outputs_at", at)
+        is_right = len(at) == self.out_channels and {*at} <= {*PLACES} if isinstance(at, tuple) else at in PLACES
+        if not is_right:
+            each = f" for each of {self.out_channels} channels" if isinstance(at, tuple) else ""
+            raise OptionError(f"outputs_at should be one of {', '.join(PLACES)}{each}, got {at!r:.200}")
         if self.last_activation is not None and not callable(self.last_activation):
             raise TypeError(
                 f"last_activation should be a function of a tensor, got {self.last_activation!r}; "
@@ -90,7 +99,7 @@ class DiffusionNet(nn.Module):
     torch.Size([80, 5])
     """
 
-    outputs_at: OutputsAt
+    outputs_at: OutputsAt | tuple[OutputsAt, ...]
     last_activation: Activation | None
     mlp_hidden: list[int]
     gradient_features: bool
@@ -169,8 +178,10 @@ class DiffusionNet(nn.Module):
         return {name: len(self.blocks) if name == "blocks" else getattr(self, name) for name in names}
 
     @refuses_fields
-    def forward(self, features: Tensor, operators: Operators, conditions: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, operators: Operators, conditions: Tensor | None = None) -> Outputs:
         """features (V, C_in), packed like the operators → (V, C_out), (F, C_out), (E, C_out) or (B, C_out)
+
+        With several `outputs_at`, it is a tuple of such tensors, each with its own channels.
 
         conditions: (B, condition_channels), a row for each mesh, if the network has such channels
 
@@ -181,9 +192,11 @@ class DiffusionNet(nn.Module):
         check_operators(operators)
         check_features(features, operators, self.first)
         check_conditions(conditions, operators, self.condition_channels)
-        if self.outputs_at in ("faces", "edges") and operators.faces.shape[0] == 0:
+        at = (self.outputs_at,) if isinstance(self.outputs_at, str) else self.outputs_at
+        of_faces = [place for place in at if place in ("faces", "edges")]
+        if of_faces and operators.faces.shape[0] == 0:
             raise ValueError(
-                f'outputs_at="{self.outputs_at}" needs faces, but the operators are of point clouds; '
+                f'outputs_at="{of_faces[0]}" needs faces, but the operators are of point clouds; '
                 'write outputs_at="vertices" or outputs_at="global_mean"'
             )
         x = aligned(features)
@@ -197,7 +210,12 @@ class DiffusionNet(nn.Module):
         for block, more in zip(self.blocks, shared, strict=True):
             x = self._call(block, x, prepared, *further, **more)
         is_vector = isinstance(self.last, VectorOutputs)
-        return self._outputs(self.last(x, operators) if is_vector else self._linear(self.last, x, **last), operators)
+        x = self.last(x, operators) if is_vector else self._linear(self.last, x, **last)
+        if isinstance(self.outputs_at, str):
+            return self._outputs(x, operators, self.outputs_at)
+        channels = x.unbind(1)
+        parts = {place: [channels[i] for i, each in enumerate(at) if each == place] for place in PLACES}
+        return tuple(self._outputs(torch.stack(part, 1), operators, place) for place, part in parts.items() if part)
 
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
         """Compute a layer. A plain one is an MLP of one layer."""
@@ -215,14 +233,14 @@ class DiffusionNet(nn.Module):
             call = partial(checkpoint, block, use_reentrant=False, preserve_rng_state=draws)
         return call(x, operators, *further, **shared)
 
-    def _outputs(self, x: Tensor, operators: Operators) -> Tensor:
-        """Average the values (V, C_out) at the vertices as `outputs_at` asks, and apply the last activation."""
+    def _outputs(self, x: Tensor, operators: Operators, at: OutputsAt) -> Tensor:
+        """Average the values (V, C) at the vertices as `at` asks, and apply the last activation."""
         # The backward of `F.embedding` adds up in a fixed order. That of x[index] doesn't.
-        if self.outputs_at == "faces":
+        if at == "faces":
             x = F.embedding(operators.faces, x).mean(1)
-        elif self.outputs_at == "edges":
+        elif at == "edges":
             x = F.embedding(operators.edges, x).mean(1)
-        elif self.outputs_at == "global_mean":
+        elif at == "global_mean":
             means = segment_mean(x, operators.mass, operators.ptr, operators.lengths, self.backend)
             x = in_features_dtype(means, x)
         return x if self.last_activation is None else self.last_activation(x)

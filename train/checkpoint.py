@@ -141,8 +141,9 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
 
 def _check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], options: TrainOptions) -> None:
     """Check the elements with targets, and the history, whose columns depend on the task and its score."""
-    if checkpoint["labels_at"] not in task.targets_at:
-        raise CheckpointError(f"{path}: labels_at is {checkpoint['labels_at']}, which is not allowed in {task.name}")
+    at = checkpoint["labels_at"]
+    if not task.allows(at) or (isinstance(at, tuple) and len(at) != len(checkpoint["label_names"])):
+        raise CheckpointError(f"{path}: labels_at is {at!s:.200}, which is not allowed in {task.name}")
     history, expected = checkpoint["history"], set(columns(task.scoring(options)[0]))
     if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffnet import DiffusionNet
 from diffnet.data import PairSample, Sample
-from diffnet.data.samples import balanced_shares
+from diffnet.data.samples import balanced_shares, output_rows
 from diffnet.train.batches import packed
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
@@ -69,7 +69,7 @@ def network_outputs(model: DiffusionNet, sample: Sample, options: TrainOptions, 
     model.eval()
     with torch.no_grad(), autocast(options.precision, device):
         sample = sample.to(device)
-        outputs: Tensor = model(*sample.inputs)
+        outputs = output_rows(model(*sample.inputs), model.outputs_at, sample.operators)
         if sample.interpolation is not None:
             outputs = sample.interpolation(outputs)
     model.train(was_training)

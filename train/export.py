@@ -110,6 +110,8 @@ def exported_inputs(
 
     Raises ValueError for operators of several meshes, and for missing conditions.
     """
+    if isinstance(network.outputs_at, tuple):
+        raise OptionError("an exported network has one tensor of outputs, and this one has outputs at several places")
     if len(operators) != 1:
         raise ValueError(f"an exported network takes one mesh, got operators of {len(operators)}")
     o = operators.to(dtype=torch.float32).with_gradient_evecs()

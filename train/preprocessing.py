@@ -63,22 +63,17 @@ def run_data(
     """
 
     def read() -> tuple[Any, ...]:
-        fitted, tested, targets = data.train, data.test, None
+        targets = conditions = None
         if task.standardized:
-            fitted, tested = (relative_lengths(part, options.lengths, options.scale) for part in (fitted, tested))
-            targets = target_statistics(fitted, data.label_names, jobs, vectors=options.vectors)
-            targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
-            fitted, tested = (standardized_targets(part, targets) for part in (fitted, tested))
-        conditions = None
+            relative = relative_lengths(data.train, options.lengths, options.scale)
+            targets = target_statistics(relative, data.label_names, jobs, vectors=options.vectors)
+            targets = of_stored_run(stored, "target_statistics", targets, out)
         if data.condition_names:
             conditions = target_statistics(data.train, data.condition_names, jobs, of="conditions")
-            conditions = (
-                conditions if stored is None else of_stored_run(stored, "condition_statistics", conditions, out)
-            )
-            fitted, tested = (standardized_conditions(part, conditions) for part in (fitted, tested))
+            conditions = of_stored_run(stored, "condition_statistics", conditions, out)
+        fitted, tested = (standard_meshes(part, targets, conditions, options) for part in (data.train, data.test))
         statistics = array_statistics(data.train, options.features, jobs, options.preprocessing.normalize)
-        if stored is not None:
-            statistics = of_stored_run(stored, "statistics", statistics, out)
+        statistics = of_stored_run(stored, "statistics", statistics, out)
         check_arrays_of_all(data.test, options.features, statistics, jobs)  # names what is missing at once
         where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
         train_items = with_max_faces(fitted, data.labels_at, options, **where)
@@ -111,11 +106,25 @@ def run_data(
     )
 
 
-def of_stored_run(stored: Checkpoint, name: str, statistics: Any, out: Path) -> Any:
+def standard_meshes(
+    items: Sequence[LabeledMesh],
+    targets: ArrayStatistics | None,
+    conditions: ArrayStatistics | None,
+    options: TrainOptions,
+) -> Sequence[LabeledMesh]:
+    """The meshes with targets and conditions as a network learns them, if these have statistics."""
+    if targets is not None:
+        items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
+    return items if conditions is None else standardized_conditions(items, conditions)
+
+
+def of_stored_run(stored: Checkpoint | None, name: str, statistics: Any, out: Path) -> Any:
     """The statistics of a stored run, by which its samples were computed. Sums of other versions may round differently.
 
-    Raises CheckpointError if those of the data are others.
+    Without such a run, they are those of the data. Raises CheckpointError if those of the data are others.
     """
+    if stored is None:
+        return statistics
     if not _is_close(stored[name], statistics):
         what = "own arrays" if name == "statistics" else name.replace("_statistics", "s")
         raise CheckpointError(f"{out / 'last.pt'}: this run was started on a data set with other {what}")

@@ -82,7 +82,7 @@ def run_training(
     ranks.shared(lambda: check_folder(out, resume))
     task = copy.copy(task_named(options.task))
     task.term = term
-    if data.labels_at not in task.targets_at:
+    if not task.allows(data.labels_at):
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
     check_stored_options((data.train, data.validation, data.test), options.preprocessing)
     data, options = task.prepared(data, options)

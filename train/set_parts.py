@@ -100,6 +100,7 @@ def set_summary(
         ("divided", data.source),
         ("validation", f"{percent(held, 0)} at random{by}, seed {options.seed}" if held else ""),
         *task.described(data, jobs),
+        ("conditions", listing(data.condition_names)),
         ("features", options.features + (f"; {rotated}" if rotated else "")),
         ("training", f"{counted(options.epochs, 'epoch', 'epochs')}, learning rate {options.learning_rate:.2g}"),
         ("variants", f"{variants} of each training mesh" if variants else ""),

@@ -22,7 +22,7 @@ from diffnet.geometry.file_state import FileIdentity, hashed
 # (N, …), the labels or targets of each mesh, or how labels in files are numbered, or the columns in files
 Labels: TypeAlias = "NDArray[Any] | Numbering | Columns"
 Files: TypeAlias = Mapping[str, Sequence[Path]]  # by their kinds, see `indexed`
-Conditions: TypeAlias = "NDArray[np.float64]"  # (N, C), a row for each mesh
+Conditions: TypeAlias = "NDArray[np.float64]"  # (N, C), a row for each mesh, and its targets in a table at the end
 FileFacts: TypeAlias = dict[str, list[Facts]]  # what is known of them
 
 
@@ -183,5 +183,7 @@ class Whole:
 def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int, conditions: Conditions) -> LabeledMesh:
     """contents: of the file of a mesh, and of those of its labels. number: of the mesh"""
     mesh, *sources = contents
-    values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources)
-    return LabeledMesh(name, mesh, np.asarray(values), conditions=conditions[number])
+    count = conditions.shape[1] - (len(labels.of_table) if isinstance(labels, Columns) else 0)
+    row, targets = np.split(conditions[number], [count])
+    values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources, targets)
+    return LabeledMesh(name, mesh, np.asarray(values), conditions=row)

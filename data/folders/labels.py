@@ -9,16 +9,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.data.feature_names import TABLE_PREFIX
 from diffnet.data.folders.files import label_files, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, counted
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt, counted
 from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
+from diffnet.data.places import row_numbers, rows_at
 from diffnet.data.stored import with_change
 from diffnet.geometry import Mesh
 from diffnet.geometry.elements.elements import on_triangles
@@ -28,6 +30,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 D = TypeVar("D", bound=LabeledMeshes)
 
 _SURE: tuple[LabelsAt, LabelsAt] = ("vertices", "faces")  # targets may also be at edges
+_WORDS = "rows", "has targets at"  # of messages about targets
 
 
 class Classes(NamedTuple):
@@ -147,9 +150,14 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     for pair in pairs:
         different.setdefault((pair.sizes[:4], pair.facts.rows, pair.facts.at, mesh_suffix(pair.mesh)), pair)
     distinct = [*different.values()]
-    words = ("rows", "has targets at") if pairs[0].facts.kind == TARGETS else ("labels", "labels")
+    words = _WORDS if pairs[0].facts.kind == TARGETS else ("labels", "labels")
+    at = _decided(distinct, *words) if at is None else at
     if at is None:
-        at = _decided(distinct, *words)
+        mesh, sizes, file, facts = pairs[0]
+        raise DataError(
+            f"{file}: {facts.rows} {words[0]} fit vertices and faces: {mesh} has {sizes.shown('vertices')} and "
+            f"{sizes.shown('faces')}, and no other file decides"
+        )
     for mesh, sizes, file, facts in distinct:
         if facts.rows >= 0 and not sizes.fits(facts.rows, at):
             raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}")
@@ -158,7 +166,8 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
     return at
 
 
-def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt:
+def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt | None:
+    """The elements that fit the files, or None if two do."""
     decided: dict[LabelsAt, Path] = {}
     for mesh, sizes, file, facts in pairs:
         possible: list[LabelsAt] = [*_SURE, "edges"] if facts.kind == TARGETS and sizes.faces else [*_SURE]
@@ -171,33 +180,33 @@ def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt:
     if len(decided) > 1:
         (first, file), (second, other) = list(decided.items())[:2]
         raise DataError(f"{file} {verb} {first}, but {other} {verb} {second}: a set can have only one kind")
-    if not decided:
-        mesh, sizes, file, facts = pairs[0]
-        raise DataError(
-            f"{file}: {facts.rows} {noun} fit vertices and faces: {mesh} has {sizes.shown('vertices')} and "
-            f"{sizes.shown('faces')}, and no other file decides"
-        )
-    return next(iter(decided))
+    return next(iter(decided), None)
 
 
-def check_columns(files: Sequence[Sequence[tuple[Path, ValueFacts]]]) -> list[str]:
-    """The names of the columns of targets, which are those of each mesh. Raises DataError for a mesh with others.
+def find_columns(rows: Sequence[Sequence[Pair]]) -> tuple[list[str], list[LabelsAt]]:
+    """The names of the columns of targets, which are those of each mesh, and the elements of each, see `find_elements`.
 
-    files: those of each mesh
+    If the files of a target fit two kinds of elements, the first target that is decided decides.
+
+    rows: the files of each mesh. Raises DataError for a mesh with other columns.
     """
-    columns = [name for _, facts in files[0] for name in facts.names or ()]
-    check_names(files[0][-1][0], columns)
-    for row in files:
-        for (path, facts), (first, expected) in zip(row, files[0], strict=True):
-            names, others = facts.names or [], expected.names or []
+    first = rows[0]
+    check_names(first[-1].file, columns := [name for pair in first for name in pair.facts.names or ()])
+    for row in rows:
+        for (_, _, path, facts), expected in zip(row, first, strict=True):
+            names, others = facts.names or [], expected.facts.names or []
             if len(names) != len(others):
                 raise DataError(
-                    f"{path}: {counted(len(names), 'column', 'columns')}, but {first} has {len(others)}; all meshes of "
-                    "a set need the same columns"
+                    f"{path}: {counted(len(names), 'column', 'columns')}, but {expected.file} has {len(others)}; all "
+                    "meshes of a set need the same columns"
                 )
             if names != others:
-                raise DataError(f"{path}: the columns are {names}, but those of {first} are {others}")
-    return columns
+                raise DataError(f"{path}: the columns are {names}, but those of {expected.file} are {others}")
+    files = list(zip(*rows, strict=True))
+    decided = [_decided(pairs, *_WORDS) for pairs in files]
+    default = next((at for at in decided if at is not None), None)
+    places = [find_elements(pairs, at or default) for pairs, at in zip(files, decided, strict=True)]
+    return columns, [at for pair, at in zip(first, places, strict=True) for _ in pair.facts.names or ()]
 
 
 class Numbering(NamedTuple):
@@ -216,7 +225,7 @@ class Numbering(NamedTuple):
         """The kinds of the files of a mesh, see `indexed`."""
         return (self.kind,)
 
-    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.int64]:
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues], numbers: NDArray[Any]) -> NDArray[np.int64]:
         """The labels of a mesh (V,), (F,) or (E,) int64 from those in its file, see `place_labels`."""
         names = sources[0].names
         distinct, inverse = np.unique(sources[0].values, return_inverse=True)
@@ -226,18 +235,34 @@ class Numbering(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """How the targets in the files of a set become columns at elements of the meshes. names: see `load_targets`"""
+    """How the targets of a set become columns at elements of the meshes. names: see `target_parts`"""
 
     names: list[str]
-    at: LabelsAt
+    at: TargetsAt
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return tuple(f"targets {name}" for name in self.names)
+        return tuple(f"targets {name}" for name in self.names if name not in self.of_table)
 
-    def labels(self, mesh: Mesh, sources: Sequence[FileValues]) -> NDArray[np.float64]:
-        """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files."""
-        return np.hstack([on_triangles(mesh, source.values, self.at) for source in sources])
+    @property
+    def of_table(self) -> list[str]:
+        """The names of those that are numbers of a mesh."""
+        return [name for name in self.names if name.startswith(TABLE_PREFIX)]
+
+    def labels(self, mesh: Mesh, sources: Sequence[FileValues], numbers: NDArray[Any]) -> NDArray[np.float64]:
+        """The targets of a mesh (V, C), (F, C) or (E, C) from those in its files, or those of `rows_at`.
+
+        numbers: targets of the mesh in a table
+        """
+        if not isinstance(self.at, tuple):
+            return np.hstack([on_triangles(mesh, source.values, cast(LabelsAt, self.at)) for source in sources])
+        columns = [column for source in sources for column in source.values.T] + [*numbers[:, None]]
+        targets = np.full((len(row_numbers(mesh, self.at)), len(columns)), np.nan)
+        for place, rows in rows_at(targets, len(mesh.verts), self.at):
+            for i, column in enumerate(columns):
+                if self.at[i] == place:
+                    rows[:, i] = column if place == "meshes" else on_triangles(mesh, column, place)
+        return targets
 
 
 def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: FileValues) -> NDArray[np.int64]:

@@ -127,6 +127,11 @@ def _numbered_rows(
     return rows, names
 
 
+def table_conditions(table: Path, files: str | None, names: Sequence[str]) -> dict[Path, Mapping[str, float]]:
+    """The conditions of the meshes in a table, by their resolved paths. files: a pattern, see `meshes_by`"""
+    return {row.path.resolve(): row.conditions for row in _numbered_rows(table, files, (), names)[0]}
+
+
 def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence[str]) -> list[dict[str, float]]:
     """The conditions of meshes, from texts such as "speed=30" for all of them, and from tables with a line for each.
 
@@ -141,7 +146,7 @@ def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence
     rest = [name for name in names if name not in values]
     rows = [{**values} for _ in sources]
     for table in (Path(text) for text in texts if "=" not in text):
-        by_path = {row.path.resolve(): row.conditions for row in _numbered_rows(table, None, (), rest)[0]}
+        by_path = table_conditions(table, None, rest)
         for source, row in zip(sources, rows, strict=True):
             if source.resolve() not in by_path:
                 raise DataError(f"{table}: there is no line for {source}")

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from diffnet.data.conversion import with_labels_at
 from diffnet.data.feature_names import (
     AUTO_LABELS,
+    TABLE_PREFIX,
     TARGET_TABLE,
     checked_label_source,
     column_names,
@@ -23,11 +24,12 @@ from diffnet.data.feature_names import (
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
-from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
+from diffnet.data.folders.labels import Columns, Numbering, Pair, find_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
-from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
+from diffnet.data.folders.rows import CLASS_TABLE, Row, find_classes, find_target_rows, table_conditions, with_fields
 from diffnet.data.folders.sources import find_values
-from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, PlaceAt, TargetsAt
+from diffnet.data.numbers import check_names
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
@@ -46,6 +48,7 @@ def load_dataset(
     layout: Layout = "auto",
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -80,6 +83,8 @@ def load_dataset(
     Meshes keep the order of the lists, else they are sorted by name (`a2` before `a10`). All files may be compressed by
     gzip (.gz).
 
+    conditions: columns of a table with lines file,COLUMN,…, see `load_targets`: the path itself, or `labels.csv` in the
+        folder
     labels: where the labels are, in the layout "folder".
         "auto": in a file beside each mesh, or in `labels/`; else in the mesh file: a property called label, class or
         such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
@@ -108,7 +113,7 @@ def load_dataset(
     and for a single class; and MeshError for a mesh that can't be read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    data = _dataset(path, layout, labels, rule, Whole(cache_dir))
+    data = _dataset(path, layout, labels, conditions, rule, Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
 
@@ -116,6 +121,7 @@ def load_classes(
     path: str | os.PathLike[str],
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -149,7 +155,7 @@ def load_classes(
     read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _classes(path, labels, rule, Whole(cache_dir))
+    return _classes(path, labels, conditions, rule, Whole(cache_dir))
 
 
 def load_targets(
@@ -174,7 +180,7 @@ def load_targets(
         folder; or they are the property NAME of the vertices or faces of a PLY or VTK file, or NAME_x, NAME_y and
         NAME_z, or NAME_0, NAME_1 and NAME_2. There are one or several columns, and a row for each element. The number
         of rows decides which elements these are. "vector:NAME" and "displacement:NAME" are three columns, and come
-        first.
+        first. "table:COLUMN" is a column of the table, and comes last.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
@@ -192,9 +198,12 @@ def load_targets(
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
     Returns meshes with labels (N, C) float64. `label_names` are the names of the columns. `labels_at` is "vertices",
-    "faces", "edges" or "meshes". Raises DataError for a folder, file or value that is missing, malformed or
-    contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
-    another form; and MeshError for a mesh that can't be read.
+    "faces", "edges" or "meshes". If columns are at several of these, it is a tuple with the place of each, and labels
+    have rows for the vertices, the faces and the mesh, NaN in the columns of other places.
+
+    Raises DataError for a folder, file or value that is missing, malformed or contradictory, naming the file, and for a
+    column that is missing in all training meshes; OptionError for targets of another form; and MeshError for a mesh
+    that can't be read.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Whole(cache_dir))
@@ -206,6 +215,7 @@ def index_dataset(
     layout: Layout = "auto",
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -232,7 +242,7 @@ def index_dataset(
     can't be read. The message names the files. What is known of the other files is stored first.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
+    return _dataset(path, layout, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_classes(
@@ -240,6 +250,7 @@ def index_classes(
     cache_dir: str | os.PathLike[str],
     *,
     labels: str = AUTO_LABELS,
+    conditions: str | None = None,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
@@ -253,7 +264,7 @@ def index_classes(
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
-    return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
+    return _classes(path, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
 def index_targets(
@@ -278,9 +289,9 @@ def index_targets(
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
-def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files) -> Any:
-    source = checked_label_source(source)
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
+    source, condition_names = checked_label_source(source), column_names("conditions", conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
     root = Path(path)
     layout_files = find_files(root, layout, rule, source)
@@ -298,36 +309,43 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
     if rule.needs_train and len(classes.names) == 1:
         only = f"{classes.names[0]!r} is the only class"
         raise DataError(f"{root}: {only}; segmentation needs at least 2. A negative label means unlabeled")
-    numbering, nothing = Numbering(classes.places, at, kind), np.zeros((len(meshes), 0))
-    items = files.items(layout_files.names, kinds, facts, numbering, nothing)
+    rows = parts.of(lambda mesh: Row("", mesh, [], None))
+    values = _conditions_of(_with_table(rows, root, rule, condition_names), condition_names, files)
+    items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind), values)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
-    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside))
+    data = files.dataset(**fields, labels_at=at, labels_from=listing(inside), condition_names=tuple(condition_names))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)
     warn_of_scattered_labels(data, root)
     return data
 
 
-def _classes(path: _Path, labels: str, rule: Rule, files: _Files) -> Any:
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train):
+def _classes(path: _Path, labels: str, conditions: str | None, rule: Rule, files: _Files) -> Any:
+    root, labels, condition_names = Path(path), checked_label_source(labels), column_names("conditions", conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names):
         return shards
-    labels = checked_label_source(labels)
     if is_in_files(labels):
         raise DataError(f"{path}: labels is {labels!r}, and classes need the name of a column of a table")
-    parts, names = find_classes(Path(path), rule, [] if labels == AUTO_LABELS else [labels])
+    is_among_others = condition_names and (root.is_file() or (root / CLASS_TABLE).is_file())
+    columns = [labels] if labels != AUTO_LABELS else ["label"] if is_among_others else []
+    parts, names = find_classes(root, rule, columns)
+    parts = _with_table(parts, root, rule, condition_names)
     places = {name: i for i, name in enumerate(names)}
     classes = np.array([places[row.cells[0]] for row in parts.every], np.int64)
-    return files.dataset(**_of_rows(parts, classes, files), label_names=names, labels_at="meshes")
+    fields = _of_rows(parts, classes, files, condition_names)
+    return files.dataset(**fields, label_names=names, labels_at="meshes", condition_names=tuple(condition_names))
 
 
 def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rule, files: _Files) -> Any:
-    condition_names = () if conditions is None else tuple(column_names("conditions", conditions))
-    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, "targets"):
-        if condition_names:
-            raise DataError(f"{path}: shards have no conditions; give the table of their meshes")
+    condition_names = column_names("conditions", conditions)
+    if shards := labeled_shards(path, files.cache_dir, rule.needs_train, condition_names, "targets"):
         return shards
     root = Path(path)
     names = None if targets is None or not is_in_files(targets) else target_parts(targets)
+    form = Columns(names or [], "vertices")
+    of_table = [name.removeprefix(TABLE_PREFIX) for name in form.of_table]
+    if names and not form.kinds:
+        names, targets = None, ",".join(of_table)
     if not root.exists():
         raise DataError(f"{root}: no such folder or table")
     if names is not None and root.is_file() and mesh_suffix(root) not in (".csv", ".tsv"):
@@ -339,37 +357,56 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         values = np.array([row.targets for row in rows.every])
         fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
-        rows = _meshes_with_conditions(root, rule, condition_names)
+        rows = _table_meshes(root, rule, condition_names, of_table)
         meshes = [row.path for row in rows.every]
-        kinds = {"mesh": meshes} | {f"targets {name}": [find_values(mesh, name) for mesh in meshes] for name in names}
+        kinds = {"mesh": meshes}
+        kinds |= {kind: [find_values(mesh, kind.partition(" ")[2]) for mesh in meshes] for kind in form.kinds}
         facts = files.facts(kinds, edges=True)
         pairs = _pairs(kinds, facts)
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
-        columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
-        at = find_elements(pairs)
+        columns, places = find_columns(rows_of)
+        whole: list[PlaceAt] = ["meshes"] * len(of_table)
+        at = _place(root, [*places, *whole])
+        check_names(root, columns := [*columns, *of_table])
         item_names = [row.name for row in rows.every]
-        values = _conditions_of(rows, condition_names, files)
-        items = files.items(item_names, kinds, facts, Columns(names, at), values)
+        numbers = np.array([row.targets for row in rows.every], np.float64).reshape(len(meshes), -1)
+        values = np.hstack([_conditions_of(rows, condition_names, files), numbers])
+        items = files.items(item_names, kinds, facts, form._replace(at=at), values)
         fields = rows.fields(items)
-        present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+        flags = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
+        present = np.hstack([flags, ~np.isnan(numbers)])
     missing = ~present[: len(fields["train"])].any(0)
     if rule.needs_train and missing.any():
         raise DataError(
             f"{root}: the column {columns[int(missing.argmax())]!r} is missing (NaN) in all training meshes"
         )
-    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=condition_names)
+    return files.dataset(**fields, label_names=columns, labels_at=at, condition_names=tuple(condition_names))
 
 
-def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:
-    """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions."""
-    if root.is_file() or (conditions and (root / TARGET_TABLE).is_file()):
-        return find_target_rows(root, rule, (), conditions)[0]
+def _place(root: Path, places: list[PlaceAt]) -> TargetsAt:
+    """The one place of all columns, or that of each. Raises DataError for edges beside other places."""
+    if len({*places}) > 1 and "edges" in places:
+        raise DataError(f"{root}: targets at edges can't be learned together with those at other places")
+    return places[0] if len({*places}) == 1 else tuple(places)
+
+
+def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a folder, or of a table, which may be in the folder, with conditions and targets."""
+    if root.is_file() or ((conditions or targets) and (root / TARGET_TABLE).is_file()):
+        return find_target_rows(root, rule, targets, conditions)[0]
     parts = find_parts(root, rule)
-    if conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every):
-        return find_target_rows(root, rule, (), conditions)[0]  # which says that there is no table
+    if targets or (conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every)):
+        return find_target_rows(root, rule, targets, conditions)[0]  # which says that there is no table
     parts = parts if rule.needs_train else parts.of_test()
     names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
     return parts.of(lambda path: Row(names[path], path, [], None))
+
+
+def _with_table(rows: Division[Row], root: Path, rule: Rule, names: Sequence[str]) -> Division[Row]:
+    """The meshes of a set with labels, with those conditions that its table has."""
+    table = root if root.is_file() else root / CLASS_TABLE
+    by_path = table_conditions(table, rule.files, names) if names and table.is_file() else {}
+    return rows.of(lambda row: row._replace(conditions=by_path.get(row.path.resolve(), {})))
 
 
 def _conditions_of(rows: Division[Row], names: Sequence[str], files: _Files) -> NDArray[np.float64]:
@@ -453,9 +490,7 @@ def warn_of_scattered_labels(data: LabeledMeshes, root: Path) -> None:
 
     Of large sets, up to LOOKED_AT meshes of each part are looked at. The cache remembers those of stored sets.
     """
-    at = data.labels_at
-    if at == "meshes":
-        return
+    at = cast(LabelsAt, data.labels_at)
     shuffled, count = [], 0
     for part in (data.train, data.validation, data.test):
         items = some_of(part, LOOKED_AT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
@@ -163,16 +164,19 @@ def labeled_shards(
     path: str | os.PathLike[str],
     cache_dir: str | os.PathLike[str] | None,
     needs_train: bool,
+    conditions: Sequence[str],
     of: Literal["labels", "targets"] = "labels",
 ) -> ShardedDataset | None:
     """`load_shards`, or None for a path that is neither a folder of shards nor a URL.
 
     of: what the meshes should have
 
-    Raises DataError if they have none, or the other kind, and for an empty part.
+    Raises DataError if they have none, or the other kind, for an empty part, and for conditions, which they don't have.
     """
     if not is_shards(path):
         return None
+    if conditions:
+        raise DataError(f"{path}: shards have no conditions; give the table of their meshes")
     data = load_shards(path, cache_dir, needs_train=needs_train)
     stored = "targets" if data.has_targets else "labels"
     if not data.label_names or stored != of:

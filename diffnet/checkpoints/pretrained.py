@@ -46,7 +46,7 @@ def write_description(folder: Path, parameters: int) -> None:
 def _card(architecture: Mapping[str, Any], metadata: Mapping[str, Any], parameters: int) -> str:
     rows = {
         "task": metadata.get("task"),
-        "outputs at": architecture["outputs_at"].replace("_", " "),
+        "outputs at": str(architecture["outputs_at"]).replace("_", " "),
         "input": f"{architecture['in_channels']} channels of {metadata.get('features', 'features of your own')}",
         "eigenpairs": metadata.get("k"),
         "normalized positions": metadata.get("normalize"),

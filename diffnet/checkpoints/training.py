@@ -81,6 +81,8 @@ def network_in_checkpoint(
 
 def outputs_at_of(labels_at: Any) -> Any:
     """The `outputs_at` of a network whose labels are at vertices, faces, edges or meshes. Other values stay."""
+    if isinstance(labels_at, tuple):  # of each channel
+        return tuple(map(outputs_at_of, labels_at))
     return "global_mean" if labels_at == "meshes" else labels_at
 
 

@@ -75,8 +75,8 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1,
     Another module may count rows, as `BatchNorm1d` does. A network with one gets a graph for each size of a batch, and
     none if there are many sizes; `row_wise` declares a class of modules to be harmless.
 
-    A call runs without graphs on the CPU, in copies by `DataParallel`, and under `torch.compile` and `torch.func`. It
-    also does so in these cases, and a warning says why, once:
+    A call runs without graphs on the CPU, in copies by `DataParallel`, under `torch.compile` and `torch.func`, and if
+    the network has several `outputs_at`. It also does so in these cases, and a warning says why, once:
 
     - A submodule has hooks, or exchanges gradients as `DistributedDataParallel` does.
     - The network reads values back from the GPU, as implicit diffusion does.
@@ -108,7 +108,7 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1,
     if not isinstance(network, nn.Module):
         raise TypeError(f"network should be a module such as DiffusionNet, got {type(network).__name__}")
     where = getattr(network, "outputs_at", "vertices") if outputs_at is None else outputs_at
-    if where not in ROWS:
+    if where not in ROWS and (outputs_at is not None or not isinstance(where, tuple)):
         raise ValueError(f"outputs_at should be one of {', '.join(ROWS)}, got {where!r}")
     return use_graphs(network, Settings(outputs_at, first_visits, tuple(row_wise)))
 

@@ -191,7 +191,9 @@ def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
         load_targets(tmp_path / "m0.ply", "file:t")
     refused(DataError, r"no table. Expected .* columns file,t, or --targets file:t for", load_targets, tmp_path, "t")
     for wrong in ("file:t+xyz", "file:", "scalar:t", "file:t+displacement:t"):
-        with pytest.raises(OptionError, match=r"targets should be file:NAME, vector:NAME or .*, one or several joined"):
+        with pytest.raises(
+            OptionError, match=r"targets should be file:NAME, vector:NAME, .* or table:COLUMN, one or several joined"
+        ):
             load_targets(tmp_path, wrong)
 
 

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ from diffnet import (
     shared_launches,
 )
 from diffnet.benchmarks.harness.captured import CapturedStep
+from diffnet.data.samples import output_rows
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common import launcher
 from diffnet.ops.definition import BlockArguments
@@ -84,6 +86,24 @@ def test_packed_batch_is_its_meshes_one_by_one(meshes: list[Operators], outputs_
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
     grads = (torch.autograd.grad(out.sum(), parameters) for out in (together, apart))
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_at_several_places(meshes: list[Operators], tmp_path: Path) -> None:
+    """They are those of networks with outputs at one place, also from a file, and the rows of each mesh in a batch."""
+    at = ["faces", "vertices", "global_mean", "faces", "vertices"]
+    network(outputs_at=at).save(file := tmp_path / "network.safetensors")
+    model, surfaces = DiffusionNet.load(file), [o for o in meshes if len(o.faces)]
+    packed = collate(surfaces)
+    outputs = model(x := features(packed), packed)
+    for values, place, columns in zip(
+        outputs, ("vertices", "faces", "global_mean"), ([1, 4], [0, 3], [2]), strict=True
+    ):
+        torch.testing.assert_close(values, DiffusionNet.load(file, outputs_at=place)(x, packed)[:, columns])
+    each = [output_rows(model(part, o), at, o) for part, o in zip(packed.unpack(x), surfaces, strict=True)]
+    rows = output_rows(outputs, model.outputs_at, packed)
+    torch.testing.assert_close(rows, torch.cat(each), equal_nan=True, rtol=1e-5, atol=1e-5)
+    assert (~rows.isnan()).sum(0).tolist() == [len(packed.faces), len(x), len(surfaces), len(packed.faces), len(x)]
+    refused(ValueError, "vertices, faces, .* for each of 5 channels, got", network, outputs_at=["faces"])
 
 
 def test_both_gradient_modes_agree(meshes: list[Operators]) -> None:

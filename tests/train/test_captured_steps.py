@@ -24,6 +24,7 @@ from diffnet import DiffusionNet
 from diffnet.cuda_graphs import lane
 from diffnet.cuda_graphs.buffers import BatchBuffers
 from diffnet.data import LabeledMesh, LabeledMeshes, LabelsAt, Sample, TargetsAt, collate_samples, make_sample
+from diffnet.data.places import row_numbers, rows_at
 from diffnet.geometry import element_areas, load_mesh, random_rotations
 from diffnet.ops.common.cuda_graph import capturable_stream, record
 from diffnet.train.checkpoint import build_model
@@ -59,9 +60,11 @@ def others(task: str, at: TargetsAt, vectors: int = 0) -> LabeledMeshes:
     for i in range(7):
         mesh, labels = load_mesh(ball(i, 1 + i % 2)), np.array(i % 2)
         if task == "regression":
-            count = 1 if at == "meshes" else len(element_areas(mesh, at))
+            count = len(row_numbers(mesh, at)) if at != "edges" else len(element_areas(mesh, at))
             labels = np.random.default_rng(i).normal(size=(count, len(names))).astype(np.float32)
             labels[::3, i % 2] = np.nan
+            for place, rows in rows_at(labels, len(mesh.verts), at) if isinstance(at, tuple) else ():
+                rows[:, [each != place for each in at]] = np.nan
         items.append(LabeledMesh(str(i), mesh, labels))
     return LabeledMeshes(items, items[:2], names, at)
 
@@ -142,6 +145,7 @@ def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
         ),
         ("regression", "vertices", {"targets": "vector:w+file:u+file:v", "target_weights": "1,1,1,2,0.5"}),
         ("regression", "faces", {"targets": "vector:w+file:u+file:v"}),
+        ("regression", (*["vertices"] * 3, "faces", "meshes"), {"targets": "vector:w+file:u+table:v"}),
     ],
     ids=str,
 )

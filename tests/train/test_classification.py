@@ -26,6 +26,7 @@ from diffnet.train.metrics import balanced_accuracy, soft_accuracy
 from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
+from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -55,6 +56,34 @@ def room(tmp_path_factory: pytest.TempPathFactory, small_pictures: None) -> Path
     where = ["--data", root / "data", "--out", root / "run", "--cache", root / "cache", "--epochs", 12]
     output("train", "classification", *where, *SMALL)
     return root
+
+
+@pytest.mark.parametrize("task", ["classification", "segmentation"])
+def test_labels_that_follow_from_a_condition(task: str, room: Path, tmp_path: Path) -> None:
+    lines = ["age,file,note,label,labels,split"]
+    for i in range(8):
+        surface(0, i).export(tmp_path / f"m{i}.off")
+        (tmp_path / f"m{i}.txt").write_text(f"{i % 2}\n" * 42)
+        lines.append(
+            f"{20 + 50 * (i % 2)},m{i}.off,x,{['young', 'old'][i % 2]},m{i}.txt,{'train' if i < 6 else 'test'}"
+        )
+    (tmp_path / "cases.csv").write_text("\n".join(lines))
+    run, where = tmp_path / "run", ["--cache", room / "cache"]
+    data = ["--data", tmp_path / "cases.csv"]
+    output("train", task, *data, "--conditions", "age", "--epochs", 12, *SMALL, *where, "--out", run)
+    assert results_of(run)["test_accuracy"] == 1
+    output("evaluate", *data, "--checkpoint", run / "last.pt", "--out", tmp_path / "e", "--device", "cpu", *where)
+    assert results_of(tmp_path / "e")["test_accuracy"] == 1
+    network, meshes = DiffusionNet.load(run / "last.pt"), [tmp_path / "m0.off"] * 2
+    ages: list[dict[str, float]] = [{"age": 20}, {"age": 70}]
+    first, second = (labels.mean() for _, labels in predict_labels(meshes, network, "cpu", conditions=ages))
+    assert {first, second} == {0, 1}
+    predict = ["predict", meshes[0], "--checkpoint", run / "last.pt", "--device", "cpu", "--out", tmp_path / "p.csv"]
+    assert "--condition age=NUMBER is missing" in complaint(*predict)
+    output(*predict, "--condition", "age=70")
+    assert table_of(tmp_path / "p.csv")[0]["label"] == ("old" if task == "classification" else "1")
+    options = TrainOptions(task=task, conditions="age")  # type: ignore[arg-type]
+    refused(OptionError, "are none", task_named(options.task).prepared, LabeledMeshes([], [], [], "meshes"), options)
 
 
 def test_a_run_learns_and_reports(room: Path) -> None:

@@ -27,6 +27,7 @@ from diffnet.data import (
     make_sample,
     transferred_labels,
 )
+from diffnet.data.places import rows_at
 from diffnet.data.stored import computed
 from diffnet.geometry import decimate, element_points, load_mesh
 from diffnet.train.inference.predict import predict_labels
@@ -79,6 +80,22 @@ def test_numbers_are_interpolated() -> None:
     np.testing.assert_allclose(item.labels[:, 0], item.mesh.verts[:, 0], atol=0.05)
     assert np.isnan(item.labels[:, 1]).all()
     assert transferred_labels(numbers[:, 0], MESH, SMALL, "vertices").shape == (len(SMALL.verts),)
+
+
+def test_targets_at_several_places_go_there_and_back() -> None:
+    """Those at each place as if they were alone, also from polygons."""
+    polygons = replace(MESH, polygons=np.arange(len(MESH.faces)) // 2, polygon_count=len(MESH.faces) // 2)
+    at, values = ("meshes", "faces", "vertices"), np.random.default_rng(0).normal(size=(642 + 1280 + 1, 3))
+    item = decimated(LabeledMesh("egg", MESH, values), at, 300, "xyz")
+    small, back = item.mesh, interpolation_weights(polygons, item.mesh, at)
+    rows = rows_at(torch.from_numpy(values[: len(item.labels)]).float(), len(small.verts), at)
+    found = rows_at(Interpolation.to_score(polygons, at, back)(torch.cat([part for _, part in rows])), 642, at)
+    for i, (place, part) in enumerate(rows):
+        alone = Interpolation.to_score(polygons, place, interpolation_weights(polygons, small, place))
+        torch.testing.assert_close(found[i][1], alone(part))
+        whole = rows_at(values, 642, at)[i][1]
+        expected = whole if place == "meshes" else transferred_labels(whole, MESH, small, place)
+        np.testing.assert_array_equal(rows_at(item.labels, len(small.verts), at)[i][1], expected)
 
 
 def test_a_sample_with_labels_of_the_full_mesh() -> None:

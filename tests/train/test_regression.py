@@ -13,11 +13,22 @@ from command import complaint, output
 from runs import ball, results_of, table_of
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import LabeledMesh, LabeledMeshes, original_targets, standardized_targets, target_statistics
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    Preprocessing,
+    load_targets,
+    original_targets,
+    standardized_targets,
+    target_statistics,
+    write_shards,
+)
 from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from diffnet.train.export import export_network
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.metrics import column_scores
 from diffnet.train.options import TrainOptions
@@ -179,6 +190,94 @@ def test_from_vtp_to_vtp(tmp_path: Path) -> None:
     first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
     np.testing.assert_array_equal(first, meshes[0]["u"])
     assert not np.array_equal(last, meshes[1]["u"])
+
+
+@pytest.fixture(scope="module")
+def places(room: Path) -> Path:
+    """A run on targets at vertices, at faces with quads, and of whole meshes, some of which are missing."""
+    pyvista = pytest.importorskip("pyvista")
+    (folder := room / "places").mkdir()
+    lines = ["file,speed,drag,split"]
+    for i in range(6):
+        surface = pyvista.Plane(i_resolution=4 + i % 2, j_resolution=5)
+        surface.points[:, 2] = 0.1 * (i + 1) * surface.points[:, 0] ** 2
+        surface["wind"], surface["heat"] = 2 * surface.points, (surface.points**2).sum(1)
+        load = 5 - (surface.cell_centers().points ** 2).sum(1)
+        surface.cell_data["load"] = np.where(np.arange(surface.n_cells) == 3, np.nan, load)
+        surface.save(folder / f"m{i}.vtp")
+        lines.append(f"m{i}.vtp,{20 + i},{'' if i == 1 else i / 5},{'test' if i > 3 else 'train'}")
+    (folder / "targets.csv").write_text("\n".join(lines))
+    shared = ["--data", folder, "--cache", room / "cache", *SMALL[:-1], "--conditions", "speed", "--mirror"]
+    more = ["--targets", "file:load+table:drag+vector:wind+file:heat", "--target-weights", "drag=2", "--scalar-targets"]
+    output("train", "regression", *shared, *more, "--epochs", 25, "--batch-meshes", 2, "--out", room / "several")
+    return room / "several"
+
+
+def test_targets_at_several_places(places: Path, tmp_path: Path) -> None:
+    pyvista, folder = pytest.importorskip("pyvista"), places.parent / "places"
+    results = results_of(places)
+    names = ["wind_0", "wind_1", "wind_2", "load", "heat", "drag"]
+    assert [(row["name"], row["count"]) for row in results["columns"]] == list(
+        zip(names, [66] * 3 + [43, 66, 2], strict=True)
+    )
+    assert results["labels_at"] == ["vertices"] * 3 + ["faces", "vertices", "meshes"]
+    assert min(row["r2"] for row in results["columns"][3:]) > 0.5
+    assert ["relative_l2" in row for row in results["columns"]] == [True] * 5 + [False]
+    output("evaluate", "--data", folder, "--checkpoint", places / "last.pt", "--out", tmp_path / "e", "--device", "cpu")
+    for key in ("columns", "vectors", "test_r2"):
+        assert results_of(tmp_path / "e")[key] == results[key]
+    case = table_of(places / "per_mesh.csv")[0]
+    source = folder / "m4.vtp"
+    output(
+        "predict", source, "--checkpoint", places / "last.pt", "--condition", "speed=24", "--out", tmp_path / "p.vtp"
+    )
+    surface, before = pyvista.read(tmp_path / "p.vtp"), pyvista.read(source)
+    assert (case["drag"], float(case["drag_predicted"])) == (
+        "0.8",
+        pytest.approx(surface.field_data["drag"][0], rel=1e-4),
+    )
+    load = before.cell_data["load"]
+    np.testing.assert_array_equal(surface.cell_data["load_input"], load)
+    errors = surface.cell_data["load"] - load
+    assert float(case["load_mae"]) == pytest.approx(np.nanmean(np.abs(errors)), rel=1e-4)
+    assert float(case["heat_mae"]) == pytest.approx(np.abs(surface["heat"] - before["heat"]).mean(), rel=1e-4)
+    assert surface["wind"].shape == (30, 3)
+    views = ["--condition", "speed=24", "--out", tmp_path / "v.vtp", "--html", tmp_path / "page.html"]
+    output("predict", source, "--checkpoint", places / "last.pt", *views)
+    assert all(name in (tmp_path / "page.html").read_text() for name in ("wind_0", "load", "drag"))
+    page = (places / "predictions.html").read_text()
+    assert re.search(r"drag [0-9.]+ \(truth 0.8\)", page)
+    assert all(page.count(f"Error of {name}") == 2 for name in ("wind_2", "load"))
+
+
+def test_a_run_on_several_places_goes_on_and_starts_others(places: Path, tmp_path: Path) -> None:
+    folder, cache = places.parent / "places", ["--cache", places.parent / "cache"]
+    targets = ["--targets", "table:drag+file:heat+vector:wind+file:load", "--conditions", "speed"]
+    shared = ["--data", folder, *cache, *SMALL[:-3], *targets, "--scalar-targets", "--decimate", 0.2, "--cut", 0.2]
+    more = ["--variants", 1, "--lr", 1e-9, "--schedule", "step", "--epochs"]
+    output("train", "regression", *shared, *more, 1, "--from", places / "last.pt", "--out", tmp_path / "run")
+    output("train", "regression", "--data", folder, *cache, "--resume", "--epochs", 2, "--out", tmp_path / "run")
+    assert load_checkpoint(tmp_path / "run" / "last.pt")["labels_at"] == ("vertices",) * 4 + ("faces", "meshes")
+    before, after = (
+        {row["name"]: row["mae"] for row in results_of(run)["columns"]} for run in (places, tmp_path / "run")
+    )
+    assert after == pytest.approx(before, rel=1e-3)
+    network, source = DiffusionNet.load(tmp_path / "run" / "last.pt"), folder / "m4.vtp"
+    ((_, values),) = predict_values([source], network, "cpu", conditions=[{"speed": 24}])
+    assert (~np.isnan(values)).sum(0).tolist() == [30, 30, 30, 30, 20, 1]
+
+
+def test_targets_at_several_places_that_are_refused(places: Path, tmp_path: Path) -> None:
+    folder = places.parent / "places"
+    with pytest.raises(OptionError, match="outputs at several places"):
+        export_network(DiffusionNet(3, 2, outputs_at=["vertices", "faces"]), tmp_path / "network.pt2")
+    predict = ["predict", folder / "m4.vtp", "--checkpoint", places / "last.pt", "--condition", "speed=1", "--out"]
+    assert "should be a .vtp file for outputs at vertices, faces and meshes" in complaint(*predict, tmp_path / "p.ply")
+    data = load_targets(folder, "file:load+table:drag")
+    with pytest.raises(DataError, match="no targets at several places"):
+        write_shards(data, tmp_path / "shards", Preprocessing(k=4, features="xyz"), tmp_path / "cache")
+    with pytest.raises(DataError, match="no column 'lift'"):
+        load_targets(folder, "file:load+table:lift")
 
 
 @pytest.fixture(scope="module")
@@ -360,6 +459,8 @@ def test_options_of_other_tasks_are_refused() -> None:
         TrainOptions(loss="l1")
     with pytest.raises(OptionError, match="targets is for regression, and the task is classification"):
         TrainOptions(task="classification", targets="file:t")
+    with pytest.raises(OptionError, match="conditions is not available for correspondence"):
+        TrainOptions(task="correspondence", conditions="age")
     with pytest.raises(OptionError, match="label_smoothing is for tasks with labels, and the task is regression"):
         TrainOptions(task="regression", label_smoothing=0.1)
     with pytest.raises(OptionError, match="loss should be one of mse, l1, huber, got 'l2'"):
@@ -399,7 +500,11 @@ def test_weights_of_targets() -> None:
     targets[0, 1] = torch.nan
     expected = ((outputs - targets) ** 2 * torch.tensor([0.5, 0.5, 0.5, 2, 1])).nanmean()
     torch.testing.assert_close(TASK.loss(outputs, targets, options), expected)
-    wrong = {"r=1": "names 'r', and the targets are u, u_0", "p=-1": "such as p=2", "1,2": "2 weights for 5 columns"}
+    wrong = {
+        "r=1": "names 'r', and the targets are u, u_0",
+        "p=-1": "finite and at least 0",
+        "1,2": "2 weights for 5 columns",
+    }
     for text, message in wrong.items():
         with pytest.raises(OptionError, match=message):
             TASK.prepared(data, replace(options, target_weights=text))

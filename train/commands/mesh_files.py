@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from diffnet.data.folders.files import labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
+from diffnet.data.places import places_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
@@ -108,18 +109,18 @@ def output_files(
         if form is not None:
             raise OptionError(f"--format is for one file for each mesh, and {out} is a table of all meshes")
         return [out]
-    several = is_batch(paths)
+    several, elements = is_batch(paths), _listed(places_of(at), "and")
     if not several and mesh_suffix(out) in formats and not out.is_dir():
         if form is not None:
             raise OptionError(f"--format is for a folder; the extension of {out} decides")
         return [out]
     if out.suffix and not out.is_dir():
-        expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {at}"
+        expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {elements}"
         raise OptionError(f"--out should be {expected}, got {out}")
     suffix = None if form is None else f".{form.lower().lstrip('.')}"
     if suffix not in (None, *formats):
         expected = _listed([extension[1:] for extension in formats])
-        raise OptionError(f"--format should be {expected} for outputs at {at}, got {form}")
+        raise OptionError(f"--format should be {expected} for outputs at {elements}, got {form}")
     folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
     common = os.path.commonpath(folders)
     names = [_absolute(mesh).relative_to(common) for mesh in meshes]
@@ -138,8 +139,8 @@ def output_files(
     return files
 
 
-def _listed(words: Sequence[str]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"
+def _listed(words: Sequence[str], last: str = "or") -> str:
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def is_batch(paths: Sequence[Path]) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from diffnet.data.labeled import TargetsAt
+from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, option, value_kind
@@ -80,7 +80,7 @@ def checkpoint_option(help: str = NETWORKS, **more: Any) -> Any:
 
 CheckpointOption = Annotated[Path, checkpoint_option()]
 LabelsAtOption = Annotated[
-    TargetsAt | None,
+    PlaceAt | None,
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
 ]
 

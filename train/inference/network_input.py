@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError, shown
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
+from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
@@ -26,6 +27,7 @@ OPTIONAL = (
     "basis",
     "join",
     "operators",
+    "conditions",
     "max_faces",
     "precision",
     "units",
@@ -65,7 +67,9 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     if not hasattr(network, "outputs_at"):  # a compiled network has it, too
         hint = "; write DiffusionNet.load(path)" if isinstance(network, (str, os.PathLike)) else ""
         raise TypeError(f"network should be a DiffusionNet, got {type(network).__name__}{hint}")
-    labels_at: TargetsAt = "meshes" if network.outputs_at == "global_mean" else network.outputs_at
+    at = network.outputs_at
+    places: list[PlaceAt] = ["meshes" if p == "global_mean" else p for p in ((at,) if isinstance(at, str) else at)]
+    labels_at: TargetsAt = places[0] if isinstance(at, str) else tuple(places)
     metadata = network.metadata
     missing = [name for name in NEEDED if name not in metadata]
     if missing:
@@ -104,7 +108,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
-    if labels_at not in task.targets_at:
+    if not task.allows(labels_at):
         raise MetadataError(f"the metadata name the task {trained.task}, but the network has outputs at {labels_at}")
     channels = feature_channels(trained.features, statistics)
     if network.in_channels != channels:

@@ -27,11 +27,12 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
-from diffnet.data.conversion import elements_inside, length_factors
+from diffnet.data.conversion import elements_inside, length_factors, rows_of_file
 from diffnet.data.feature_names import mask_of
+from diffnet.data.places import places_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
-from diffnet.geometry.elements.elements import file_edges, on_polygons
+from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
 from diffnet.train.evaluate import network_outputs
@@ -47,12 +48,14 @@ def predict_labels(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.int64]]]:
     """The most likely class of every vertex, face or edge of meshes, or of each mesh, preprocessed as in training.
 
     network: one of `DiffusionNet.load`, whose metadata say what it takes as input; see `network_input`
     device: where to compute
     cache_dir: a folder that keeps operators, see `precompute`
+    conditions: of each mesh, such as {"speed": 30}, for a network that was trained with them
 
     Meshes are decimated as in training, and labels are those of the full meshes, see `decimated`.
 
@@ -67,7 +70,7 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x))
+    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x), conditions)
 
 
 def predict_probabilities(
@@ -75,10 +78,11 @@ def predict_probabilities(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None = None,
+    conditions: Sequence[Mapping[str, float]] | None = None,
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1))
+    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1), conditions)
 
 
 def predict_values(
@@ -90,10 +94,9 @@ def predict_values(
 ) -> list[tuple[Mesh, NDArray[np.float64]]]:
     """The numbers that a network of a regression predicts, (N, C) float64 in the units of its targets.
 
-    conditions: of each mesh, such as {"speed": 30}, for a network that was trained with them
-
-    N is the number of vertices, faces or edges of a mesh, or 1. For the rest, see `predict_labels`. Raises
-    MetadataError for a network of another task, and OptionError for other conditions than those of the network.
+    N is the number of vertices, faces or edges of a mesh, or 1, or that of the rows of `output_rows`. For the rest, see
+    `predict_labels`. Raises MetadataError for a network of another task, and OptionError for other conditions than
+    those of the network.
     """
     expected = network_input(network)
     task = task_named(expected.options.task)
@@ -165,7 +168,7 @@ def predictor(
         mesh, outputs = outputs_of(source, conditions)
         needs_shares = probabilities or smooth > 0 or threshold is not None
         shares = outputs.float().softmax(-1).cpu() if needs_shares else None
-        if smooth > 0 and shares is not None and at != "meshes":
+        if smooth > 0 and shares is not None and at != "meshes" and isinstance(at, str):
             labels = smooth_boundaries(mesh, shares.nan_to_num(), at=at, weight=smooth)
             values = _where_finite(torch.from_numpy(labels), shares)
         elif threshold is not None and shares is not None:
@@ -175,7 +178,7 @@ def predictor(
         if expected.target_statistics is not None:
             values = _in_units(values, mesh, expected)
         instances = None
-        if least_area is not None and at != "meshes":
+        if least_area is not None and at != "meshes" and isinstance(at, str):
             instances, labels = label_instances(
                 mesh, values.numpy(), at=at, least_area=least_area, background=background
             )
@@ -208,10 +211,9 @@ def _outputs(
         at, options = expected.labels_at, expected.options.preprocessing
         edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
         outputs = outputs if edges is None else outputs[torch.from_numpy(edges).to(place)]
-        if at == "meshes" or (at != "vertices" and mask_of(options.features) is None):
+        if "vertices" not in places_of(at) and mask_of(options.features) is None:
             return mesh, outputs  # all elements count
-        inside = elements_inside(mesh, at, options.normalize, options.features)
-        inside = on_polygons(mesh, inside) if at == "faces" else inside
+        inside = rows_of_file(mesh, elements_inside(mesh, at, options.normalize, options.features), at)
         inside = inside if edges is None else inside[edges]
         return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 
@@ -233,8 +235,9 @@ def input_sample(
     Raises OptionError for other conditions than those of the network, MeshError for a mesh that can't be used, and
     DataError for an own array that can't be used.
     """
-    if mesh.is_point_cloud and expected.labels_at in ("faces", "edges"):
-        raise MeshError(f"{mesh.name}: the network labels {expected.labels_at}, and a point cloud has none")
+    of_faces = [place for place in places_of(expected.labels_at) if place in ("faces", "edges")]
+    if mesh.is_point_cloud and of_faces:
+        raise MeshError(f"{mesh.name}: the network labels {of_faces[0]}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
     values = own_arrays(mesh, options.features, statistics, arrays)
     surface, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)

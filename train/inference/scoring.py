@@ -18,11 +18,8 @@ from diffnet.data import (
     MeshPairs,
     Sample,
     paired_meshes,
-    standardized_conditions,
-    standardized_targets,
 )
 from diffnet.data.arrays import check_arrays_of_all
-from diffnet.data.conversion import relative_lengths
 from diffnet.data.options import Base
 from diffnet.data.pairs.files import find_maps, read_maps
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
@@ -33,7 +30,7 @@ from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
 from diffnet.train.orientation import warn_of_tilted_items
-from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
+from diffnet.train.preprocessing import in_units, preprocess, standard_meshes, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_checks import DIGITS, contents_of
@@ -82,11 +79,7 @@ def run_evaluation(
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
-    standard_items = items
-    if targets is not None:
-        standard_items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
-    if expected.condition_statistics is not None:
-        standard_items = standardized_conditions(standard_items, expected.condition_statistics)
+    standard_items = standard_meshes(items, targets, expected.condition_statistics, options)
     check_stored_options([items], options.preprocessing)
     meshes: Sequence[Sample]
     at, statistics = expected.labels_at, expected.statistics

@@ -20,6 +20,9 @@ LOSS_TERMS = "bijectivity", "orthogonality", "coupling"  # of the unsupervised m
 # Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0}
+# They would change the correspondences of a pair, or hold out pairs whose meshes are trained on. With other conditions,
+# the meshes of a pair would have other features at vertices that correspond.
+_UNAVAILABLE = "conditions", "max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
@@ -101,8 +104,7 @@ OPTIONS = TaskOptions(
     sets=("pairs", "base", "registered", "channels"),
     changes=_CHANGES,
     own=CorrespondenceOptions,
-    # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
-    unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
+    unavailable=_UNAVAILABLE,
     builtin="bodies",
     folder=BODY_MAPS,
     prediction=("method", "map_k", "feature_scale", "regularizer", "loss_weights"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -11,11 +10,11 @@ from diffnet.data.feature_names import AUTO_LABELS, checked_label_source
 from diffnet.data.folders.layouts import BODIES
 from diffnet.geometry.errors import OptionError
 from diffnet.options import option
-from diffnet.train.options.shared import LABELS, SharedOptions
+from diffnet.train.options.shared import LABELS, SharedOptions, weight_entries
 from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, side_pairs
 from diffnet.train.options.task_options import RecipeName, TaskOptions
 
-BALANCED, SQRT = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of the classes, or to their roots
+BALANCED, _ = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of the classes, or to their roots
 LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
 LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou", "dice", "roc-auc", "average-precision"]
 RANKED: tuple[LabelScore, ...] = ("roc-auc", "average-precision")  # scores of probabilities
@@ -81,7 +80,7 @@ class LabelOptions(SharedOptions):
             raise OptionError(f"ignore should be a list of names of classes, got {self.ignore!r}")
         object.__setattr__(self, "ignore", tuple(self.ignore))  # the only way in a frozen dataclass
         if self.class_weights is not None and self.class_weights not in BY_FREQUENCY:
-            class_weight_entries(self.class_weights)
+            weight_entries("class_weights", self.class_weights)
         if self.mirror_labels not in (None, FDI, NO_SIDES) and not are_numbers(self.mirror_labels):
             side_pairs(self.mirror_labels)
 
@@ -107,36 +106,6 @@ def _smooths(loss: str) -> bool:
 def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> Mapping[str, Any]:
     """The recipe without label smoothing if the loss has none."""
     return options if _smooths(choices.get("label_loss", "cross-entropy")) else {**options, "label_smoothing": 0.0}
-
-
-def class_weight_entries(text: str) -> list[tuple[str | None, float]]:
-    """The weights in a text such as "1,0.5,2" or "arm=2,leg=0.5", with the class of each, or None.
-
-    Raises OptionError for a text that is neither, for a weight that is negative or not finite, for a class that occurs
-    twice, and if all weights are 0.
-
-    >>> class_weight_entries("arm=2,leg=0.5")
-    [('arm', 2.0), ('leg', 0.5)]
-    """
-    expected = f"class_weights should be {BALANCED}, {SQRT}, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5"
-    entries: list[tuple[str | None, float]] = []
-    for entry in text.split(","):
-        name, equals, number = entry.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError as e:
-            raise OptionError(f"{expected}; got {entry!r}") from e
-        if not (0 <= weight < math.inf):
-            raise OptionError(f"class_weights should be finite and at least 0, got {entry!r}")
-        entries.append((name.strip() if equals else None, weight))
-    names = [name for name, _ in entries]
-    if None in names and any(name is not None for name in names):
-        raise OptionError(f"{expected}; got {text!r}")
-    if None not in names and len(set(names)) < len(names):
-        raise OptionError(f"class_weights should name each class once, got {text!r}")
-    if not any(weight for _, weight in entries) and None in names:
-        raise OptionError(f"class_weights should have a weight above 0, got {text!r}")
-    return entries
 
 
 HIGHEST_RATE, LOWEST_RATE, STEPS_AT_HIGHEST = 2e-3, 5e-4, 8_000  # see `segmentation_rate`

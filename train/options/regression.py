@@ -2,47 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, column_names, vector_targets
-from diffnet.geometry.errors import OptionError
+from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, vector_targets
 from diffnet.options import option
-from diffnet.train.options.shared import SharedOptions
+from diffnet.train.options.shared import SharedOptions, weight_entries
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
 VectorHead: TypeAlias = Literal["surface", "space"]
-
-
-def _checked_conditions(text: str) -> str:
-    return ",".join(column_names("conditions", text))
-
-
-def target_weight_entries(text: str) -> list[tuple[str, float]]:
-    """The names and the weights in a text such as "p=2,u=0.5". In that of a stored run, names are empty.
-
-    Raises OptionError for a weight that is negative or not finite, and for a name that occurs twice.
-
-    >>> target_weight_entries("p=2,u=0.5")
-    [('p', 2.0), ('u', 0.5)]
-    """
-    entries = [entry.rpartition("=") for entry in text.split(",")]
-    try:
-        weights = [(name.strip(), float(number)) for name, _, number in entries]
-    except ValueError:
-        weights = []
-    names = [name for name, _ in weights if name]
-    is_right = all(0 <= weight < math.inf for _, weight in weights) and len(names) in (0, len(weights))
-    if not weights or not is_right or len(set(names)) < len(names):
-        raise OptionError(f"target_weights should be weights of different names, such as p=2,u=0.5, got {text!r:.200}")
-    return weights
-
-
-def _checked_weights(text: str) -> str:
-    target_weight_entries(text)
-    return text
 
 
 @dataclass(frozen=True)
@@ -55,18 +24,9 @@ class RegressionOptions(SharedOptions):
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
         "NAME of a PLY or VTK file. Several are joined by +. vector:NAME turns with the mesh, and displacement:NAME "
         "has its unit of length, too. By default, a table targets.csv has the targets of whole meshes; "
-        "COLUMN,COLUMN… picks some of its columns.",
+        "COLUMN,COLUMN… picks some of its columns, and table:COLUMN joins one to targets in files.",
         metavar="file:NAME",
         check=checked_targets,
-    )
-    conditions: str | None = option(
-        None,
-        None,
-        "Columns of the table that are inputs and not targets: numbers of each mesh, such as a speed or an age. With "
-        "--targets file:NAME, --data is the table, or the folder with it. Those that are no columns are numbers in the "
-        "field data of VTK files.",
-        metavar="COLUMN,COLUMN…",
-        check=_checked_conditions,
     )
     loss: Loss = option(
         "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
@@ -77,7 +37,7 @@ class RegressionOptions(SharedOptions):
         "Weights of targets in the loss, by the names of columns or of vector:NAME. Those of others are 1. All targets "
         "are standardized first.",
         metavar="NAME=WEIGHT,…",
-        check=_checked_weights,
+        check=lambda text: text if weight_entries("target_weights", text) else None,
     )
     scalar_targets: bool = option(
         False,
@@ -94,11 +54,6 @@ class RegressionOptions(SharedOptions):
     equal_weights: bool = option(
         False, None, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
     )
-
-    @property
-    def condition_names(self) -> list[str]:
-        """The names of the conditions of each mesh."""
-        return [] if self.conditions is None else self.conditions.split(",")
 
     @property
     def vectors(self) -> int:
@@ -132,6 +87,6 @@ OPTIONS = TaskOptions(
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
     sets=("files", "mask"),
     own=RegressionOptions,
-    prediction=("targets", "conditions", "vector_head", "equal_weights"),
+    prediction=("targets", "vector_head", "equal_weights"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

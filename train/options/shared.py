@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, vector_channels
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, column_names, vector_channels
 from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
@@ -33,6 +33,44 @@ TrainBackend: TypeAlias = Literal["auto", "torch"]
 PANELS = _, LABELS, FEATURES, NETWORK, TRAINING, AUGMENTATION, RUN = (
     *(None, "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
 )
+
+
+_FORMS = {
+    "class_weights": "balanced, sqrt, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5",
+    "target_weights": "weights of different names, such as p=2,u=0.5",
+}
+
+
+def weight_entries(option: str, text: str) -> list[tuple[str | None, float]]:
+    """The weights in a text such as "1,0.5,2" or "arm=2,leg=0.5", with the name of each, or None.
+
+    option: the one with this text, class_weights or target_weights
+
+    Raises OptionError for a text that is neither, for a weight that is negative or not finite, for a name that occurs
+    twice, and if all weights are 0.
+
+    >>> weight_entries("class_weights", "arm=2,leg=0.5")
+    [('arm', 2.0), ('leg', 0.5)]
+    """
+    expected = f"{option} should be {_FORMS[option]}"
+    entries: list[tuple[str | None, float]] = []
+    for entry in text.split(","):
+        name, equals, number = entry.rpartition("=")
+        try:
+            weight = float(number)
+        except ValueError as e:
+            raise OptionError(f"{expected}; got {entry!r}") from e
+        if not (0 <= weight < math.inf):
+            raise OptionError(f"{option} should be finite and at least 0, got {entry!r}")
+        entries.append((name.strip() if equals else None, weight))
+    names = [name for name, _ in entries]
+    if None in names and any(name is not None for name in names):
+        raise OptionError(f"{expected}; got {text!r}")
+    if None not in names and len(set(names)) < len(names):
+        raise OptionError(f"{option} should name each once, got {text!r}")
+    if not any(weight for _, weight in entries) and None in names:
+        raise OptionError(f"{option} should have a weight above 0, got {text!r}")
+    return entries
 
 
 def checked_pattern(text: str) -> str:
@@ -91,6 +129,14 @@ class SharedOptions(Architecture):
         FEATURES,
         "With --normalize none: the length that becomes 1. Choose about the radius of a mesh, in the unit of its file.",
         metavar="LENGTH",
+    )
+    conditions: str | None = option(
+        None,
+        FEATURES,
+        "Columns of the table that are inputs, too: numbers of each mesh, such as a speed or an age. --data is the "
+        "table, or the folder with it. Those that are no columns are numbers in the field data of VTK files.",
+        metavar="COLUMN,COLUMN…",
+        check=lambda text: ",".join(column_names("conditions", text)),
     )
     max_faces: int | None = option(
         None,
@@ -213,6 +259,11 @@ class SharedOptions(Architecture):
     def scale(self) -> Scale:
         """How positions are normalized. Raises OptionError for units that don't go with the rule."""
         return scale_in_units(self.normalize, self.units)
+
+    @property
+    def condition_names(self) -> list[str]:
+        """The names of the conditions of each mesh."""
+        return [] if self.conditions is None else self.conditions.split(",")
 
     @property
     def mesh_variants(self) -> Variants:

@@ -70,7 +70,10 @@ class SetOptions(Checked):
 
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "fold", "jobs")}
+        return {
+            name: getattr(self, name)
+            for name in ("conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs")
+        }
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.data.labeled import LabelsAt, TargetsAt
+from diffnet.data.labeled import TargetsAt
+from diffnet.data.places import columns_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
@@ -27,9 +28,9 @@ from diffnet.train.report.report import (
     write_page,
 )
 from diffnet.viz.fields import PLAIN_COLOR
-from diffnet.viz.palette import Scale, label_colors, make_scale
+from diffnet.viz.palette import label_colors, make_scale
 from diffnet.viz.pictures import short_names
-from diffnet.viz.render import draw, paint_scalars, png_bytes
+from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
 from diffnet.viz.surface import make_surface
 
 PICTURED_COLUMNS = 3  # with pictures of each mesh
@@ -39,71 +40,79 @@ MAX_POINTS = 20_000  # of a column in the chart; more are drawn at random
 
 def write_values_report(
     path: str | os.PathLike[str],
-    rows: Iterable[Prediction],
-    summary: Mapping[str, str],
-    *,
-    columns: Sequence[Mapping[str, Any]],
-    vectors: Sequence[Mapping[str, Any]] = (),
-    meshes: Sequence[Sequence[Any]] = (),
-    at: TargetsAt,
-    scatter: bytes,
-    curves: bytes | None = None,
     title: str,
+    summary: Mapping[str, str],
+    results: Mapping[str, Any],
+    rows: Iterable[Prediction],
+    meshes: Sequence[Sequence[Any]],
+    charts: Sequence[bytes | None],
 ) -> None:
     """Write one self-contained HTML page about a trained regression and its predictions.
 
+    summary: entries at the top, in this order
+    results: of `Task.results`, with the scores of columns and of vectors, which may be None
     rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns: prediction,
         truth and error. Values of whole meshes are the caption of one picture.
-    summary: entries at the top, in this order
-    columns: name, count and the `score_columns` of each column; a score may be None
-    vectors: the same of each vector
     meshes: the table of the scores of each mesh, see `mesh_table_html`
-    scatter, curves: charts, see `scatter_png` and `curves_png`
+    charts: see `scatter_png` and `curves_png`
     """
-    entries = [*vectors, *columns]
-    scores = score_columns(entries)
+    entries, at = [*results.get("vectors", ()), *results["columns"]], results["labels_at"]
+    scores, names = score_columns(entries), [str(column["name"]) for column in results["columns"]]
     table = (
         (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row.get(key)) for key in scores))
         for row in entries
     )
     captions = ("Predictions against the truth", "Training")
-    names = [str(column["name"]) for column in columns]
 
     def section(row: Prediction) -> str:
         return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
     parts = [
         table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
-        charts_html(zip((scatter, curves), captions, captions, strict=True)),
+        charts_html(zip(charts, captions, captions, strict=True)),
         mesh_table_html(meshes),
         meshes_html(rows, section, at),
     ]
     write_page(path, title, summary, parts)
 
 
-def _mesh_section(row: Prediction, names: Sequence[str], at: LabelsAt) -> str:
-    drawing = draw(make_surface(row.verts, row.faces), at, report.PICTURE_SIZE)
+def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
     body, means = "", []
-    for i, name in enumerate(names[:PICTURED_COLUMNS]):
-        prediction, truth = row.prediction[:, i], row.truth[:, i]
-        error = prediction - truth
-        # One scale for prediction and truth, so that their colors can be compared.
-        value_scale, error_scale = make_scale(np.concatenate([prediction, truth])), make_scale(error, "coolwarm")
-        pictures: list[tuple[str, NDArray[np.float64], Scale]] = [
-            ("Prediction", prediction, value_scale),
-            ("Truth", truth, value_scale),
-            ("Error", error, error_scale),
-        ]
-        figures = ""
-        for kind, values, scale in pictures:
-            png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-            note = f"{number(scale.low)} to {number(scale.high)}"
-            figures += figure_html(png, f"{row.name}: {kind.lower()} of {name}", f"{kind} of {name}", note)
-        body += f'<div class="pictures">{figures}</div>'
-        sizes = np.abs(error[~np.isnan(error)])
-        means.append(f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}")
+    both = (columns_at(values, names, len(row.verts), at) for values in (row.prediction, row.truth))
+    for (place, columns, predictions), (*_, truths) in zip(*both, strict=True):
+        fields = list(zip(columns, predictions.T, truths.T, strict=True))[:PICTURED_COLUMNS]
+        if place == "meshes":
+            means += [f"{name} {number(value[0])} (truth {number(truth[0])})" for name, value, truth in fields]
+            continue
+        drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
+        for field in fields:
+            pictures, mean = _field(drawing, row.name, *field)
+            body += pictures
+            means.append(mean)
     heading = f"<h3>{html.escape(row.name)} <small>{html.escape(', '.join(means))}</small></h3>"
     return f"<article>{heading}{body}</article>"
+
+
+def _field(
+    drawing: Drawing, mesh: str, name: str, prediction: NDArray[np.float64], truth: NDArray[np.float64]
+) -> tuple[str, str]:
+    """The pictures of a field, its truth and the error with one color bar, and its mean error as text."""
+    error = prediction - truth
+    error_scale = make_scale(error, "coolwarm")
+    # One scale for prediction and truth, so that their colors can be compared.
+    value_scale = make_scale(np.concatenate([prediction, truth]))._replace(table=error_scale.table)
+    figures, values_of = "", {"Prediction": prediction, "Truth": truth, "Error": error}
+    for kind, values in values_of.items():
+        scale = error_scale if kind == "Error" else value_scale
+        png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
+        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
+    ends = [(value_scale.low, error_scale.low), (value_scale.high, error_scale.high)]
+    low, high = (f"<small>{number(value)}<br>error {number(of_error)}</small>" for value, of_error in ends)
+    stops = ",".join(f"rgb({red},{green},{blue})" for red, green, blue in error_scale.table[::17])
+    bar = f'<div class="bar">{low}<i style="background:linear-gradient(90deg,{stops})"></i>{high}</div>'
+    sizes = np.abs(error[~np.isnan(error)])
+    mean = f"MAE of {name} {number(float(sizes.mean()))}" if len(sizes) else f"no targets of {name}"
+    return f'<div class="pictures">{figures}</div>{bar}', mean
 
 
 def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import html
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ def write_report(
     ]
 
     def section(row: Prediction) -> str:
-        return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, at)
+        return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, cast(LabelsAt, at))
 
     tables = [table_html("Classes", "Scores by class", columns, table), charts_html(charts), mesh_table_html(meshes)]
     write_page(path, title, summary, [*tables, meshes_html(rows, section, at)])

@@ -14,6 +14,7 @@ from diffnet.cuda_graphs.losses import MaskedLoss
 from diffnet.cuda_graphs.optimizers import Adam
 from diffnet.cuda_graphs.sizes import MeshSizes
 from diffnet.data import Sample, rotate_vectors, vector_channels
+from diffnet.data.samples import output_rows
 from diffnet.geometry import Operators
 from diffnet.train.device import autocast
 from diffnet.train.options import TrainOptions
@@ -100,7 +101,7 @@ class _TaskNetwork(nn.Module):
         if rotations:
             with torch.autocast(features.device.type, enabled=False):
                 features = rotate_vectors(features, self._vectors, rotations[0], operators.ptr)
-        outputs = self.model(features, operators, *conditions)
+        outputs = output_rows(self.model(features, operators, *conditions), self.outputs_at, operators)
         with torch.autocast(features.device.type, enabled=False):
             return self._task.from_network(outputs, operators, self._options)
 

@@ -18,7 +18,8 @@ from diffnet.data.labeled import counted
 from diffnet.data.stored import remembered
 from diffnet.geometry.errors import OptionError
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.labels import BALANCED, BY_FREQUENCY, class_weight_entries
+from diffnet.train.options.labels import BALANCED, BY_FREQUENCY
+from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
 
 MAX_RATIO = 20.0  # of weights by frequency, without a warning
@@ -103,7 +104,7 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
                 stacklevel=4,
             )
         return weights
-    entries = class_weight_entries(text)
+    entries = weight_entries("class_weights", text)
     if entries[0][0] is not None:
         class_names = _class_names("class_weights", [name for name, _ in entries if name is not None], all_names)
         by_name = dict(zip(class_names, (weight for _, weight in entries), strict=True))
@@ -161,5 +162,5 @@ def mirrored_on(device: torch.device, text: str) -> Tensor:
 
 @cache
 def weights_on(device: torch.device, text: str) -> Tensor:
-    """The weights (C,) float32 of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
-    return torch.tensor([weight for _, weight in class_weight_entries(text)], dtype=torch.float32, device=device)
+    """The numbers (C,) float32 of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
+    return torch.tensor([float(number) for number in text.split(",")], dtype=torch.float32, device=device)

@@ -9,10 +9,9 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from itertools import groupby
+from itertools import groupby, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +20,11 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
 from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
-from diffnet.data.stored import names_of
+from diffnet.data.places import columns_at, places_of, rows_at
+from diffnet.data.stored import StoredMeshes, names_of, vertex_counts_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, csv_text, npy_bytes, write_atomically
@@ -42,9 +42,11 @@ from diffnet.train.metrics import (
     vector_scores,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.regression import Loss, target_weight_entries
+from diffnet.train.options.regression import Loss
+from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
+from diffnet.train.tasks.classes import weights_on
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -52,13 +54,8 @@ SHOWN_WHOLE = 60
 MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
-_OF_VECTORS = "_relative_l2", "_angle"  # ends of columns of per_mesh.csv
-
-
-@cache
-def _weights_on(device: torch.device, text: str) -> Tensor:
-    """The weights (C,) of all columns, on a device. They stay there: a CUDA graph can't copy from the host."""
-    return torch.tensor([weight for _, weight in target_weight_entries(text)], dtype=torch.float32, device=device)
+# Ends of columns of per_mesh.csv.
+_OF_MESHES, _OF_FIELDS, _OF_VECTORS = ("", "_predicted"), ("_mae", "_rmse", "_relative_l2"), ("_relative_l2", "_angle")
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -75,31 +72,22 @@ def _truths(scored: Scored) -> Iterator[Tensor]:
     return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
 
 
-def _mesh_errors(scored: Scored) -> NDArray[np.float64]:
-    """The mean absolute error, the root of the mean squared one and the `relative_l2` of each mesh, (M, 3, C).
-
-    NaN without targets. Whole meshes have no `relative_l2`. Meshes are read one after another, once.
-    """
-    return _errors(scored)[0]
-
-
-def _vector_errors(scored: Scored) -> NDArray[np.float64]:
-    """The `vector_scores` of each mesh and each vector among the targets, (M, 2, P). NaN where not defined."""
-    return _errors(scored)[1]
-
-
 def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The results of `_mesh_errors` and `_vector_errors`."""
+    """The errors of each mesh: those of its C columns (M, 3, C), and the `vector_scores` of its P vectors (M, 2, P).
+
+    Those of a column are the mean absolute error, the root of the mean squared one and the `relative_l2`, which targets
+    of whole meshes don't have. NaN where not defined. Meshes are read one after another, once.
+    """
     if "errors" not in scored.memo:
         at, rows, vectors = scored.labels_at, [], []
         for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels, dtype=torch.float64)
             errors = predicted.double() - truth
-            relative, areas = np.full(truth.shape[1], np.nan), np.ones(len(truth))
-            if at != "meshes":
-                if not mesh.is_point_cloud and not scored.equal_weights:
-                    areas = element_areas(mesh, at, per_polygon=mesh.has_polygons)
-                relative = relative_l2(predicted.numpy(), labels, areas)
+            areas = np.ones(len(truth))
+            for place, part in rows_at(areas, len(mesh.verts), at):
+                if not (place == "meshes" or mesh.is_point_cloud or scored.equal_weights):
+                    part[:] = element_areas(mesh, place, per_polygon=mesh.has_polygons)
+            relative = np.where(scored.of_meshes, np.nan, relative_l2(predicted.numpy(), labels, areas))
             rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
             parts = [slice(3 * i, 3 * i + 3) for i in range(len(scored.vectors))]
             vectors.append([vector_scores(predicted[:, part].numpy(), labels[:, part], areas) for part in parts])
@@ -115,6 +103,8 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
     picks = np.arange(total)
     if total > MAX_SCATTERED:
         picks = np.sort(np.random.default_rng(0).choice(total, MAX_SCATTERED, replace=False))
+        if isinstance(scored.labels_at, tuple) and "meshes" in scored.labels_at:  # they are few among the rows
+            picks = np.union1d(picks, np.cumsum([len(prediction) for prediction in scored.predictions]) - 1)
     rows: list[NDArray[np.float64]] = []
     first = 0
     for prediction, truth in zip(scored.predictions, _truths(scored), strict=True):
@@ -123,6 +113,17 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
         first += len(truth)
     predicted, true = np.concatenate(rows, axis=1)
     return predicted, true
+
+
+def _balance(data: LabeledMeshes) -> list[float]:
+    """Weights of the columns, with which those at several places count alike. They are 1 for one place."""
+    if isinstance(data.labels_at, str):
+        return [1.0] * len(data.label_names)
+    meshes = data.train
+    faces = meshes.face_counts if isinstance(meshes, StoredMeshes) else [len(item.mesh.faces) for item in meshes]
+    totals = {"vertices": int(vertex_counts_of(meshes).sum()), "faces": int(sum(faces)), "meshes": len(meshes)}
+    counts = [totals[place] for place in data.labels_at]
+    return [sum(counts) / len(counts) / count for count in counts]
 
 
 def _joined(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
@@ -156,22 +157,26 @@ class Regression(MeshTask):
         return with_columns(data, names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
-        """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets."""
+        """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets.
+
+        Columns at several places count alike, although there are fewer meshes than faces.
+        """
         data, options = super().prepared(data, options)
-        if options.target_weights is None:
+        if options.target_weights is None and not isinstance(data.labels_at, tuple):
             return data, options
         names, vectors = data.label_names, [part.partition(":")[2] for part in vector_targets(options.targets)]
-        entries, weights = target_weight_entries(options.target_weights), [1.0] * len(names)
-        if not entries[0][0]:  # of a stored run
+        entries = [] if options.target_weights is None else weight_entries("target_weights", options.target_weights)
+        weights = _balance(data)
+        if entries and entries[0][0] is None:  # of a stored run
             if len(entries) != len(names):
                 raise OptionError(f"target_weights has {len(entries)} weights for {len(names)} columns")
             return data, options
         for name, weight in entries:
-            columns = component_names(name) if name in vectors else [name]
+            columns = component_names(str(name)) if name in vectors else [str(name)]
             if not set(columns) <= set(names):
                 raise OptionError(f"target_weights names {name!r}, and the targets are {listing([*vectors, *names])}")
             for column in columns:
-                weights[names.index(column)] = weight
+                weights[names.index(column)] *= weight
         return data, replace(options, target_weights=",".join(f"{weight:.8g}" for weight in weights))
 
     def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
@@ -213,8 +218,10 @@ class Regression(MeshTask):
             )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
-        conditions = [("conditions", listing(data.condition_names))] if data.condition_names else []
-        return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
+        at = data.labels_at
+        places = zip([at] * len(data.label_names) if isinstance(at, str) else at, data.label_names, strict=True)
+        each = [(place, [name for _, name in group]) for place, group in groupby(places, lambda pair: pair[0])]
+        return [("targets", ", ".join(f"{listing(names)} of the {place}" for place, names in each))]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none.
@@ -224,7 +231,7 @@ class Regression(MeshTask):
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
         if options.target_weights is not None:
-            errors = errors * _weights_on(errors.device, options.target_weights)
+            errors = errors * weights_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
@@ -234,7 +241,7 @@ class Regression(MeshTask):
         return mean_r2(tally)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
-        return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
+        return index_targets(data[0], how.cache, how.targets, **how.for_index())
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
@@ -266,11 +273,11 @@ class Regression(MeshTask):
             {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
-        if scored.labels_at != "meshes":
-            for row, column in zip(rows, _mesh_errors(scored)[:, 2].T, strict=True):
+        for row, column, of_meshes in zip(rows, _errors(scored)[0][:, 2].T, scored.of_meshes, strict=True):
+            if not of_meshes:
                 row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
         fields = []
-        for name, (relative, angles) in zip(scored.vectors, _vector_errors(scored).transpose(2, 1, 0), strict=True):
+        for name, (relative, angles) in zip(scored.vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
             count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
             means = (None if np.isnan(column).all() else float(np.nanmean(column)) for column in (relative, angles))
             fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
@@ -280,21 +287,21 @@ class Regression(MeshTask):
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The errors of each column, or the target and the prediction of whole meshes."""
-        whole = scored.labels_at == "meshes"
-        ends = ("", "_predicted") if whole else ("_mae", "_rmse", "_relative_l2")
-        header = [f"{name}{end}" for name in scored.label_names for end in ends]
+        ends = [_OF_MESHES if of_meshes else _OF_FIELDS for of_meshes in scored.of_meshes]
+        header = [f"{name}{end}" for name, each in zip(scored.label_names, ends, strict=True) for end in each]
         rows: list[list[Any]] = [["mesh", *header, *(f"{v}{end}" for v in scored.vectors for end in _OF_VECTORS)]]
-        more = _vector_errors(scored)
-        pairs = ((truth[0], each[0]) for truth, each in zip(_truths(scored), scored.predictions, strict=True))
-        of_meshes = pairs if whole else _mesh_errors(scored)
-        for name, values, vectors in zip(names_of(scored.meshes), of_meshes, more, strict=True):
-            numbers = [float(value) for part in (values, vectors) for each in zip(*part, strict=True) for value in each]
+        truths = _truths(scored) if any(scored.of_meshes) else repeat(torch.zeros(1, len(ends)))
+        cases = zip(names_of(scored.meshes), scored.predictions, *_errors(scored), truths, strict=False)
+        for name, predicted, errors, vectors, truth in cases:
+            whole = np.stack([truth[-1].numpy(), predicted[-1].numpy()])
+            columns = [(whole if end is _OF_MESHES else errors)[:, i] for i, end in enumerate(ends)]
+            numbers = np.concatenate([*columns, *vectors.T]).tolist()
             rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
         return rows
 
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their errors in units of those of all meshes, the worst first."""
-        errors = _mesh_errors(scored)[:, 1]
+        errors = _errors(scored)[0][:, 1]
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
 
@@ -307,7 +314,7 @@ class Regression(MeshTask):
         for row in entries[:30]:
             table.add_row(row["name"], str(row["count"]), *(number(row.get(key)) for key in scores))
         if len(entries) > 30:
-            table.add_row(f"… {len(entries) - 30} more in results.json", "", *("" for _ in scores))
+            table.add_row(f"… {len(entries) - 30} more in results.json")
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
     def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
@@ -321,20 +328,17 @@ class Regression(MeshTask):
 
         write_values_report(
             parts.out / "predictions.html",
-            self.reported(scored, shown),
+            f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
             {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
-            columns=results["columns"],
-            vectors=results.get("vectors", ()),
-            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in order)],
-            at=scored.labels_at,
-            scatter=scatter,
-            curves=parts.curves,
-            title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
+            results,
+            self.reported(scored, shown),
+            [parts.rows[0], *(parts.rows[1 + i] for i in order)],
+            (scatter, parts.curves),
         )
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
-        if at == "meshes":
-            return ()  # one table
+        if at == "meshes" or isinstance(at, tuple):
+            return () if at == "meshes" else (".vtp",)  # one table, or the only files with arrays at all places
         formats = (".csv", ".npy") if at == "edges" else (".ply", ".vtp", ".npy", ".csv")  # meshes have no edges
         return (*formats, ".shape.gii") if at == "vertices" else formats
 
@@ -344,26 +348,33 @@ class Regression(MeshTask):
         from diffnet.viz.ply import ply_names, write_ply
 
         names, values, at = network.label_names, predicted.values.numpy(), network.labels_at
-        assert at != "meshes"  # these are in a table
         if mesh_suffix(file) == ".shape.gii":
             write_atomically(file, values_bytes(mesh_suffix(file), values))
         elif file.suffix.lower() == ".npy":
             write_atomically(file, npy_bytes(values))
         elif file.suffix.lower() == ".vtp":
-            assert at != "edges"
-            write_vtp(file, predicted.mesh, at, _joined(names, values))
+            parts = columns_at(values, names, len(predicted.mesh.verts), at)
+            write_vtp(file, predicted.mesh, {place: _joined(each, rows) for place, each, rows in parts})
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
         else:
             colors = make_scale(values[:, 0]).colors(values[:, 0])
             scalars, before = dict(zip(ply_names(names), values.T, strict=True)), properties_of(predicted.mesh)
-            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at, attributes=before)
+            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=cast(LabelsAt, at), attributes=before)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
-        values, at = predicted.values.numpy(), network.labels_at
-        if at == "meshes":
-            values, at = np.repeat(values, len(predicted.mesh.verts), axis=0), "vertices"
-        return Fields("scalars", at, dict(zip(network.label_names, values.T, strict=True)))
+        """Values at several places are shown at faces, those of vertices by their means."""
+        mesh, at, arrays = predicted.mesh, network.labels_at, dict[str, NDArray[np.float64]]()
+        places = [place for place in places_of(at) if place != "meshes"]
+        shown: LabelsAt = places[-1] if places else "vertices"
+        count = len(mesh.verts if shown == "vertices" else mesh.faces)
+        for place, names, values in columns_at(predicted.values.numpy(), network.label_names, len(mesh.verts), at):
+            if place == "meshes":
+                values = np.repeat(values, count, axis=0)
+            elif place != shown:
+                values = values[mesh.faces].mean(1)
+            arrays |= dict(zip(names, values.T, strict=True))
+        return Fields("scalars", shown, {name: arrays[name] for name in network.label_names})
 
 
 TASK = Regression()

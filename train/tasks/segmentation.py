@@ -76,7 +76,7 @@ def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None
     arrays: dict[str, NDArray[Any]] = {"label": np.array([*numbers, UNLABELED], np.int64)[classes]}
     arrays |= {} if instances is None else {"instance": instances}
     lines = [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
-    write_vtp(file, mesh, at, arrays | shares, {"label_names": np.array(lines)})
+    write_vtp(file, mesh, {at: arrays | shares, "meshes": {"label_names": np.array(lines)}})
 
 
 def _entries_beside(mesh: Mesh) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class Segmentation(LabelTask):
         suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
         of_cortices = (".annot", ".label.gii") if at == "vertices" else ()
         of_vtk = () if at == "edges" else (".vtp",)
-        return ".ply", ".txt", ".npy", ".csv", suffix[at], *of_vtk, *of_cortices
+        return ".ply", ".txt", ".npy", ".csv", suffix[str(at)], *of_vtk, *of_cortices
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files, the instances, and in meshes the probabilities."""

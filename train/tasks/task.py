@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -30,10 +31,12 @@ from diffnet.data import (
     with_labels_at,
     without_classes,
 )
-from diffnet.data.conversion import labels_on_surface
-from diffnet.data.labeled import counted
+from diffnet.data.conversion import labels_on_surface, rows_of_file
+from diffnet.data.folders.files import listing
+from diffnet.data.labeled import PlaceAt, counted
+from diffnet.data.places import changed_rows
 from diffnet.geometry import Mesh, Operators
-from diffnet.geometry.elements.elements import on_polygons, on_triangles
+from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.mesh.attributes import beside, properties_of
@@ -120,8 +123,13 @@ class Scored:
     def cases(self) -> Iterator[tuple[Mesh, NDArray[Any]]]:
         """Each mesh with its labels or targets, see `truths`."""
         for item in self.meshes:
-            per_polygon = self.labels_at == "faces" and item.mesh.has_polygons
-            yield item.mesh, on_polygons(item.mesh, item.labels) if per_polygon else item.labels
+            yield item.mesh, rows_of_file(item.mesh, item.labels, self.labels_at)
+
+    @property
+    def of_meshes(self) -> list[bool]:
+        """Which of the columns are targets of whole meshes."""
+        at = self.labels_at
+        return [place == "meshes" for place in (at if isinstance(at, tuple) else [at] * len(self.label_names))]
 
 
 class Fields(NamedTuple):
@@ -141,25 +149,17 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
 
 
-def write_vtp(
-    file: Path,
-    mesh: Mesh,
-    at: LabelsAt,
-    arrays: Mapping[str, NDArray[Any]],
-    fields: Mapping[str, NDArray[Any]] | None = None,
-) -> None:
-    """Write a mesh as a VTP file with arrays (N,) or (N, C) at its elements, and with those of its own file.
+def write_vtp(file: Path, mesh: Mesh, arrays: Mapping[PlaceAt, Mapping[str, NDArray[Any]]]) -> None:
+    """Write a mesh as a VTP file with arrays (N,) or (N, C), and with those of its own file.
 
-    at: "vertices" or "faces"
-    fields: arrays of the whole mesh
+    arrays: by name, at "vertices", at "faces" and of the whole mesh ("meshes")
     """
     before = properties_of(mesh)
-    tables = {"vertices": before.vertices, "faces": before.faces}
-    tables[at] = beside(arrays, tables[at])
+    own: dict[PlaceAt, Any] = {"vertices": before.vertices, "faces": before.faces, "meshes": before.fields}
+    content = VtkArrays(*(beside(arrays.get(place, {}), each) for place, each in own.items()))
     sizes, corners = mesh.sizes, mesh.corners
     if sizes is None or corners is None:
         sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
-    content = VtkArrays(tables["vertices"], tables["faces"], beside(fields or {}, before.fields))
     write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
@@ -226,7 +226,7 @@ class Task(ABC, Generic[D, S]):
     """
 
     name: TaskName
-    targets_at: tuple[TargetsAt, ...]
+    targets_at: tuple[PlaceAt, ...]
     score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
@@ -352,6 +352,11 @@ class Task(ABC, Generic[D, S]):
     def write_report(self, scored: S, results: dict[str, Any], parts: ReportParts) -> None:
         """Write predictions.html and `report_files`."""
 
+    def allows(self, at: TargetsAt) -> bool:
+        """Whether targets may be there. Only numbers may be at several places, and then not at edges."""
+        several = {*self.targets_at} - {"edges"} if self.standardized else set[str]()
+        return {*at} <= several if isinstance(at, tuple) else at in self.targets_at
+
     @abstractmethod
     def on_meshes(self) -> MeshTask:
         """The task, if it predicts for single meshes. Raises OptionError otherwise."""
@@ -374,7 +379,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 at = network.labels_at
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
-            data = with_labels_at(data, network.labels_at)
+            data = with_labels_at(data, cast(LabelsAt, network.labels_at))
         data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
@@ -385,6 +390,9 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
+        if [*data.condition_names] != options.condition_names:
+            names = listing(data.condition_names) or "none"
+            raise OptionError(f"conditions is {options.conditions}, and those of the set are {names}")
         return labels_on_surface(data, options.preprocessing.normalize, options.features), options
 
     def scored(
@@ -405,8 +413,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
         for i in numbers:
             item, values = scored.meshes[i], self.reported_values(scored.predictions[i]).numpy()
-            if scored.labels_at != "meshes":
-                values = on_triangles(item.mesh, values, scored.labels_at)
+            values = changed_rows(values, len(item.mesh.verts), scored.labels_at, partial(on_triangles, item.mesh))
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
             yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
 
