@@ -79,19 +79,19 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, *parameters: Any) -> Tensor:
         from diffnet.ops.global_tokens.kernels import Parameters, forward
 
-        contiguous = [None if p is None else p.contiguous() for p in (x, mass, ptr, conditions, *parameters)]
-        (x, mass, ptr, conditions), parameters = contiguous[:4], Parameters(*contiguous[4:])
-        out, *results = forward(x, mass, ptr, conditions, parameters)
-        ctx.save_for_backward(*contiguous, *results)
+        tensors: list[Any] = [x, mass, ptr, conditions, *parameters]
+        tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
+        out, *results = forward(*tensors[:4], Parameters(*tensors[4:]))
+        ctx.save_for_backward(*tensors, *results)
         return out
 
     @staticmethod
     @differentiable_once("tokens and conditions")
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         from diffnet.ops.global_tokens.kernels import Parameters, Results, backward
 
         (x, mass, ptr, conditions, *saved) = ctx.saved_tensors
-        parameters, results = Parameters(*saved[:7]), Results(x, *saved[7:])
+        parameters, results = Parameters(*saved[:7]), Results(x, *saved[7:])  # the output isn't needed
         grad = in_dtype(grad, x.dtype).contiguous()
         x_grad, coefficients, *grads = backward(grad, x, mass, ptr, parameters, results)
         of_conditions = None
@@ -100,9 +100,8 @@ class _Node(torch.autograd.Function):
                 grads += [coefficients.mT @ conditions.float(), coefficients.sum(0)]
                 if ctx.needs_input_grad[3]:
                     of_conditions = in_dtype(coefficients @ parameters.modulation.float(), conditions.dtype)
-        found = (
-            None if p is None else in_dtype(g, p.dtype) for p, g in zip(parameters, [*grads, None, None], strict=False)
-        )
+        grads += [x_grad] * (len(parameters) - len(grads))  # in place of those of a missing modulation
+        found = [None if p is None else in_dtype(g, p.dtype) for p, g in zip(parameters, grads, strict=True)]
         return x_grad, None, None, of_conditions, *found
 
 

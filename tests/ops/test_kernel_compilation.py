@@ -105,7 +105,9 @@ def test_a_training_step_stays_on_the_gpu(triton_cache: Path, arguments: tuple[s
     for arithmetic, options, launched in steps:
         sparse, attention = "gradient" in options, "attention_heads" in options
         expected = EVERY_STEP | (SPARSE_GRADIENT if sparse else SPECTRAL_GRADIENT)
-        expected |= {name for name in package_kernels() if name.startswith("global_tokens") and "global_tokens" in options}
+        expected |= {
+            name for name in package_kernels() if name.startswith("global_tokens") and "global_tokens" in options
+        }
         if attention:  # no node for the whole block
             expected = expected - {"diffusion_features_forward_spectrum_kernel"} | DIFFUSION
         expected |= set() if attention else ONE_WIDTH - ({"mlp_backward_kernel"} if arithmetic == "fp32" else set())
