@@ -81,7 +81,8 @@ class _Node(torch.autograd.Function):
 
         tensors: list[Any] = [x, mass, ptr, conditions, *parameters]
         tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-        out, *results = forward(*tensors[:4], Parameters(*tensors[4:]))
+        (x, mass, ptr, conditions), own = tensors[:4], Parameters(*tensors[4:])
+        out, *results = forward(x, mass, ptr, conditions, own)
         ctx.save_for_backward(*tensors, *results)
         return out
 
