@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data.arrays import inside_mask, own_arrays, standardized
-from diffnet.data.feature_names import KINDS, Statistics, feature_parts, mask_of
+from diffnet.data.arrays import own_arrays, standardized, vertices_in_mask
+from diffnet.data.feature_names import KINDS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -116,7 +116,7 @@ def input_features(
             "pass the operators of this mesh"
         )
     values_of = own_arrays(mesh, features, statistics, arrays)
-    inside = inside_mask(values_of, mask_of(features), mesh)
+    inside = vertices_in_mask(mesh, features, values_of)
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
