@@ -26,7 +26,7 @@ from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
-from diffnet.data.folders.sources import find_values
+from diffnet.data.folders.sources import colors_of_classes, find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
@@ -301,6 +301,7 @@ def _dataset(path: _Path, layout: Layout, source: str, rule: Rule, files: _Files
     numbering, nothing = Numbering(classes.places, at, kind), np.zeros((len(meshes), 0))
     items = files.items(layout_files.names, kinds, facts, numbering, nothing)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
+    fields["label_colors"] = colors_of_classes(labels, classes.names)
     data = files.dataset(**fields, labels_at=at, labels_from=listing(inside))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)

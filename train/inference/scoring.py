@@ -32,6 +32,7 @@ from diffnet.train.correspondence.maps import measured_pairs
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
+from diffnet.train.options.labels import RANKED, FurtherScore
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
@@ -40,6 +41,7 @@ from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
 from diffnet.train.tasks.task import ReportParts, Task, task_named
+from diffnet.train.tasks.teeth import tooth_numbers
 
 
 def run_evaluation(
@@ -47,6 +49,7 @@ def run_evaluation(
     network: DiffusionNet,
     out: Path,
     *,
+    score: FurtherScore | None = None,
     zoomout: bool = False,
     save_maps: Path | None = None,
     map_format: str = "txt",
@@ -61,6 +64,8 @@ def run_evaluation(
     data: labeled meshes, or meshes in pairs for a correspondence
     network: one of `DiffusionNet.load` or `load_matching_network`, whose metadata say what it takes as input; see
         `network_input`
+    score: "teeth" for the scores of `teeth_scores`, and "roc-auc" or "average-precision" for scores of more than two
+        classes by their probabilities
     zoomout: of a correspondence, see `point_map_of`
     save_maps, map_format: of a correspondence: a folder that gets the map of each pair, and "txt", "csv" or "npy"
     ranks: those that share the meshes, see `connected`. Rank 0 writes the report, and all get the results.
@@ -69,7 +74,7 @@ def run_evaluation(
     other elements than the network's are converted, see `labels_at`. Returns the content of results.json. Its entry
     `scored_training_meshes` counts the scored meshes that the network was trained on. It is null if this isn't known.
 
-    Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `zoomout` or
+    Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `score`, `zoomout` or
     `save_maps` in another task; DataError for labels that can't be converted, for a label whose name the network lacks,
     and for a mesh or an own array that can't be used; and MetadataError, see `network_input`, and for pairs with a
     network of another task.
@@ -78,7 +83,9 @@ def run_evaluation(
     expected = network_input(network)
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
-    options = replace(expected.options, zoomout=zoomout)
+    teeth = tooth_numbers(expected) if score == "teeth" else ()
+    ranked = {"score": score} if score in RANKED else {}
+    options = replace(expected.options, zoomout=zoomout, **ranked)
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
@@ -118,6 +125,7 @@ def run_evaluation(
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets, items, options)
         scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
+        scored = replace(scored, teeth=teeth) if teeth else scored
         if writer is not None:
             writer(scored)
         train_hashes = expected.train_meshes

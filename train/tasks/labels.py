@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, w
 from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
+TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
@@ -49,9 +50,14 @@ LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
 }
 
 
-def _number_or_none(score: float) -> float | None:
+def number_or_none(score: float) -> float | None:
     """The score, or None for NaN, which JSON doesn't have."""
     return None if math.isnan(score) else score
+
+
+def score_cells(scores: Iterable[float]) -> list[str]:
+    """Scores as cells of a table, empty for NaN."""
+    return ["" if math.isnan(score) else f"{score:.6g}" for score in scores]
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -194,7 +200,7 @@ class LabelTask(MeshTask):
             if memo["odds"]:
                 counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
                 scores += [roc_auc(counts), average_precision(counts)]
-            rows.append([as_text(name), int(matrix.sum()), *("" if math.isnan(s) else f"{s:.6g}" for s in scores)])
+            rows.append([as_text(name), int(matrix.sum()), *score_cells(scores)])
         return rows
 
     def results(self, scored: Scored) -> dict[str, Any]:
@@ -208,9 +214,9 @@ class LabelTask(MeshTask):
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-            "dice": _number_or_none(mean_dice(matrix)),
-            **({"roc_auc": _number_or_none(roc_auc(rankings))} if rankings else {}),
-            **({"average_precision": _number_or_none(average_precision(rankings))} if rankings else {}),
+            "dice": number_or_none(mean_dice(matrix)),
+            **({"roc_auc": number_or_none(roc_auc(rankings))} if rankings else {}),
+            **({"average_precision": number_or_none(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),
             "classes": [
                 {
@@ -252,9 +258,9 @@ class LabelTask(MeshTask):
             "dice": "Mean Dice",
             "soft_accuracy": "Accuracy by soft labels",
         }
-        ranked = {"roc_auc": "ROC-AUC", "average_precision": "Average precision"}
+        numbers = {"roc_auc": "ROC-AUC", "average_precision": "Average precision", **{n: n.upper() for n in TEETH}}
         entries = {title: percent(results[name]) for name, title in titles.items() if name in results}
-        entries |= {title: number(results[name]) for name, title in ranked.items() if name in results}
+        entries |= {title: number(results[name]) for name, title in numbers.items() if name in results}
         write_report(
             parts.out / "predictions.html",
             self.reported(scored, self.shown(scored)),
@@ -297,6 +303,7 @@ class LabelTask(MeshTask):
             iou += f", ROC-AUC {number(results['roc_auc'])}, average precision {number(results['average_precision'])}"
         if "soft_accuracy" in results:
             iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
+        iou += "".join(f", {name.upper()} {number(results[name])}" for name in TEETH if name in results)
         name = "test accuracy" if scores_a_test(results) else "accuracy"
         return table, (
             f"{name} {percent(results['test_accuracy'], 2)}, balanced accuracy "
