@@ -190,11 +190,6 @@ def array_states(items: Sequence[LabeledMesh], features: str, jobs: int | None =
     return [[i, str(path), content] for (i, path), content in zip(places, contents, strict=True)]
 
 
-def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDArray[np.float64]:
-    """The array (V, C) with its channels at mean 0 and standard deviation 1 over the training set."""
-    return (array - np.array(statistics["mean"])) / np.array(statistics["std"])
-
-
 def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 

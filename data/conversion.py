@@ -15,7 +15,7 @@ from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
-from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
+from diffnet.geometry.elements.elements import file_edges, majority, on_polygons, on_triangles
 from diffnet.geometry.mesh.normalize import normalized_length
 from diffnet.geometry.options import Scale, counts_all
 
@@ -379,23 +379,3 @@ def _columns(
         return None
     columns = [accepted[:, names.index(name)] if name in names else np.zeros(len(accepted), bool) for name in target]
     return np.stack(columns, axis=1)
-
-
-def majority(
-    values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """For each target element, the most frequent value (count,) of the source elements that touch it.
-
-    Of equally frequent values, it is the smallest.
-
-    source, target: (N,) the numbers of the elements that touch
-    """
-    labels = values[source]
-    touched, labels = target[labels >= 0], labels[labels >= 0]
-    distinct, number = np.unique(labels, return_inverse=True)  # numbers fit products, values may not
-    votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
-    place, number = np.divmod(votes, max(len(distinct), 1))
-    order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value
-    result = np.full(count, UNLABELED, np.int64)
-    result[place[order]] = distinct[number[order]]  # the last write to an element wins
-    return result

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data.arrays import own_arrays, standardized, vertices_in_mask
+from diffnet.data.arrays import own_arrays, vertices_in_mask
+from diffnet.data.conversion import standardized
 from diffnet.data.feature_names import KINDS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
@@ -121,7 +123,7 @@ def input_features(
     for part in parts:
         kind = KINDS.get(part.name)
         if part.array is not None:
-            array = values_of[part.array]
+            array: NDArray[Any] = values_of[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
             values = torch.from_numpy(np.where(inside[:, None], array, 0)).float()
