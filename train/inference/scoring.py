@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,11 @@ from diffnet.train.options.labels import RANKED, FurtherScore
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.run import surroundings, write_results
+from diffnet.train.run import write_scores
 from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.task import ReportParts, Task, task_named
+from diffnet.train.tasks.task import task_named
 from diffnet.train.tasks.teeth import tooth_numbers
 
 
@@ -132,13 +132,15 @@ def run_evaluation(
         overlap = None
         if train_hashes is not None:
             overlap = sum(content[:DIGITS] in train_hashes for content, *_ in contents_of(items, jobs))
-        facts = {**({"labels_at": at} if task.meshes_of_sample == 1 else {}), "scored_training_meshes": overlap}
+        facts = _about(test_data) | {"scored_training_meshes": overlap}
+        facts |= {"labels_at": at} if task.meshes_of_sample == 1 else {}
         if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
-        summary = {"In the training part": "not known" if overlap is None else str(overlap)}
-        return _write_scores(task, scored, test_data, out, facts, summary, device)
+        in_training = "not known" if overlap is None else str(overlap)
+        summary = {"Meshes": str(len(items)), "In the training part": in_training}
+        return write_scores(task, scored, out, facts, summary, device)
 
     return ranks.shared(report)
 
@@ -168,34 +170,15 @@ def score_maps(
     points = read_maps(files, data.test_shapes, base, needs_all=False)
     scored = measured_pairs(data, points, cache_dir=cache_dir, jobs=jobs, console=console)
     make_folder(out)
-    facts, summary = {"maps": as_text(str(maps))}, {"Maps": as_text(str(maps))}
-    return _write_scores(CORRESPONDENCE, scored, paired_meshes(data, 0), out, facts, summary, torch.device("cpu"))
+    facts = {**_about(paired_meshes(data, 0)), "maps": as_text(str(maps))}
+    summary = {"Meshes": str(len(data.test)), "Maps": as_text(str(maps))}
+    return write_scores(CORRESPONDENCE, scored, out, facts, summary, torch.device("cpu"))
 
 
-def _write_scores(
-    task: Task[Any, Any],
-    scored: Any,
-    data: LabeledMeshes,
-    out: Path,
-    facts: Mapping[str, Any],
-    summary: Mapping[str, str],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Write the report of a task. facts: further entries of results.json, which is returned"""
-    results = {
-        "task": task.name,
-        **task.results(scored),
-        "test_meshes": len(data.test),
-        **facts,
-        **surroundings(device),
-        "divided": data.source,
-        "meshes": {"test": list(map(as_text, names_of(data.test)))},
-    }
-    rows = task.per_mesh(scored, results)
-    write_results(out, results, rows)
-    entries = {"Meshes": str(len(data.test)), **summary, "Date": results["date"][:10]}
-    task.write_report(scored, results, ReportParts(out, rows, entries))
-    return results
+def _about(data: LabeledMeshes) -> dict[str, Any]:
+    """The entries of results.json about the test part of a set."""
+    names = list(map(as_text, names_of(data.test)))
+    return {"test_meshes": len(names), "divided": data.source, "meshes": {"test": names}}
 
 
 def check_empty(out: Path) -> None:
