@@ -32,7 +32,7 @@ from diffnet.train.correspondence.maps import measured_pairs
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
-from diffnet.train.options.labels import RANKED, FurtherScore
+from diffnet.train.options.labels import FurtherScore
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
@@ -84,8 +84,9 @@ def run_evaluation(
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
     teeth = tooth_numbers(expected) if score == "teeth" else ()
-    ranked = {"score": score} if score in RANKED else {}
-    options = replace(expected.options, zoomout=zoomout, **ranked)
+    options = replace(expected.options, zoomout=zoomout)
+    if score is not None and score != "teeth":
+        options = replace(options, score=score)
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
