@@ -288,6 +288,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     evaluate = ["evaluate", *network, "--data", tmp_path / "data", "--score", "teeth", "--jobs", 1, "--out"]
     (tmp_path / "data" / "test.txt").write_text("jaw0")
     text = output(*evaluate, tmp_path / "scores")
+    evaluate[evaluate.index("teeth")] = "roc-auc"
+    assert "ROC-AUC" in output(*evaluate, tmp_path / "ranked")  # of 15 classes
     output("predict", tmp_path / "data" / "jaw0.ply", *network, "--out", tmp_path / "new.txt")
     scores = teeth_scores(jaw(0).verts, jaw(0).labels, np.loadtxt(tmp_path / "new.txt"), content["instances"])
     assert f"TSA {scores.tsa:.4g}" in text

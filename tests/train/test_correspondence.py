@@ -526,6 +526,19 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room: Path) -> None:
     assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
 
 
+def test_vertices_outside_of_a_mask_have_no_partner(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, inside = DiffusionNet(4, 8, width=8, blocks=1), np.arange(162) % 4 > 0
+    statistics = {"in": {"mean": [0.0], "std": [1.0]}}
+    network.metadata = {"task": "correspondence", "features": "xyz+mask:in", "statistics": statistics, "map_k": 4}
+    network.metadata |= {"k": 8, "normalize": True}
+    for name in ("a", "b"):
+        body(4).export(tmp_path / f"{name}.off")
+        np.save(tmp_path / f"{name}.in.npy", inside)
+    found = match_meshes(tmp_path / "a.off", tmp_path / "b.off", network)
+    np.testing.assert_array_equal(found.matches >= 0, inside)
+
+
 def test_partial_shapes_and_point_clouds_are_refused(room: Path, tmp_path: Path) -> None:
     network = DiffusionNet.load(room / "run" / "last.pt")
     whole = body(4)
