@@ -56,26 +56,39 @@ def own_arrays(
     that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
     """
     arrays: dict[str, NDArray[np.float64]] = {}
-    mask = mask_of(features)
+    inside = np.ones(len(mesh.verts), np.bool_)
     for part in sorted(feature_parts(features), key=lambda part: not part.is_mask):
         name = part.array
         if name is None:
             continue
         channels = part.channels if statistics is None or name not in statistics else len(statistics[name]["mean"])
         array, source = _find(mesh, part, given or {}, channels)
-        array = _checked(mesh, part.name, array, source, inside_mask(arrays, mask, mesh))
+        array = _checked(mesh, part.name, array, source, inside)
         if channels is not None and array.shape[1] != channels:
             expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
             raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
         arrays[name] = array
+        inside = array[:, 0] >= WHOLLY if part.is_mask else inside
     return arrays
 
 
-def inside_mask(arrays: Mapping[str, NDArray[np.float64]], mask: str | None, mesh: Mesh) -> NDArray[np.bool_]:
-    """Which vertices (V,) of a mesh are in a mask: all of them if there is none. arrays: of `own_arrays`"""
-    if mask is None or mask not in arrays:
+def vertices_in_mask(mesh: Mesh, features: str, arrays: Mapping[str, Any] | None = None) -> NDArray[np.bool_]:
+    """Which vertices (V,) of a mesh are in the mask of the features, or all. arrays: own arrays by name"""
+    name = mask_of(features)
+    if name is None:
         return np.ones(len(mesh.verts), np.bool_)
-    return arrays[mask][:, 0] >= WHOLLY
+    return own_arrays(mesh, f"{MASK_PREFIX}{name}", given=arrays)[name][:, 0] >= WHOLLY
+
+
+def counted_vertices(
+    mesh: Mesh, features: str, scale: Scale, arrays: Mapping[str, Any] | None = None
+) -> NDArray[np.bool_]:
+    """Which vertices (V,) of a mesh count in training, statistics, scores and predictions.
+
+    Vertices of no face are no part of a surface, unless the scale counts them, see `normalize_positions`. Of the
+    others, those in the mask of the features count, or all. arrays: own arrays by name, see `own_arrays`
+    """
+    return vertices_in_mask(mesh, features, arrays) & (counts_all(scale) | mesh.on_surface)
 
 
 def array_statistics(
@@ -102,9 +115,8 @@ def array_statistics(
         name: [0.0] * 3 if name in vectors else array[0].tolist()
         for name, array in own_arrays(first.mesh, features, given=first.arrays).items()
     }
-    every = counts_all(scale)
-    work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name, every=every)
-    about = features, shifts, array_states(items, features, jobs), every
+    work = partial(_sums, features=features, shifts=shifts, first=first.mesh.name, scale=scale)
+    about = features, shifts, array_states(items, features, jobs), counts_all(scale)
     each = remembered(work, items, "array sums", *about, jobs=jobs)
     statistics: dict[str, ArrayStatistics] = {}
     for i, name in enumerate(names):
@@ -123,14 +135,11 @@ def array_statistics(
     return statistics
 
 
-def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str, every: bool) -> list[Any]:
-    """For each own array: the sums and the sums of squares of its channels above the shift, and the number of rows.
-
-    every: whether vertices of no face count, too
-    """
+def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], first: str, scale: Scale) -> list[Any]:
+    """For each own array: the sums and the sums of squares of its channels above the shift, and the number of rows."""
     rows = []
     arrays = own_arrays(item.mesh, features, given=item.arrays)
-    inside = inside_mask(arrays, mask_of(features), item.mesh) & (every | item.mesh.on_surface)
+    counts = counted_vertices(item.mesh, features, scale, arrays)
     for name in array_names(features):
         array = arrays[name]
         shift = np.array(shifts[name])
@@ -139,7 +148,7 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
                 f"{item.mesh.name}: the own array {name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
-        moved = array[inside] - shift
+        moved = array[counts] - shift
         rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(moved)])
     return rows
 
@@ -181,11 +190,6 @@ def array_states(items: Sequence[LabeledMesh], features: str, jobs: int | None =
     return [[i, str(path), content] for (i, path), content in zip(places, contents, strict=True)]
 
 
-def standardized(array: NDArray[np.float64], statistics: ArrayStatistics) -> NDArray[np.float64]:
-    """The array (V, C) with its channels at mean 0 and standard deviation 1 over the training set."""
-    return (array - np.array(statistics["mean"])) / np.array(statistics["std"])
-
-
 def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: int | None) -> tuple[Any, str]:
     """An own array and where it was found. Raises DataError if it is missing or there twice.
 
@@ -222,7 +226,7 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
 
 
 def _checked(mesh: Mesh, part: str, content: Any, source: str, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """An own array (V, C), which is 0 outside of a mask, or a mask (V, 1) from 0 to 1. inside: see `inside_mask`"""
+    """An own array (V, C), which is 0 outside of a mask, or a mask (V, 1) from 0 to 1. inside: (V,)"""
     array, count = np.asarray(content), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.arrays import array_states, inside_mask, own_arrays
+from diffnet.data.arrays import array_states, counted_vertices
 from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.places import changed_rows, places_of
 from diffnet.data.stored import StoredMeshes, remembered, with_change
 from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
-from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
+from diffnet.geometry.elements.elements import file_edges, majority, on_polygons, on_triangles
 from diffnet.geometry.mesh.normalize import normalized_length
 from diffnet.geometry.options import Scale, counts_all
 
@@ -121,9 +121,9 @@ def rows_of_file(mesh: Mesh, values: NDArray[Any], at: TargetsAt) -> NDArray[Any
 
 
 def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> LabeledMeshes:
-    """The data set without labels and targets at elements that don't count, see `elements_inside`."""
+    """The data set without labels and targets at elements that don't count, see `counted_elements`."""
     at, mask = data.labels_at, mask_of(features)
-    if at == "meshes" or (mask is None and ("vertices" not in places_of(at) or counts_all(scale))):
+    if at == "meshes" or all_count(at, features, scale):
         return data
     features = "xyz" if mask is None else f"{MASK_PREFIX}{mask}"  # no other own array matters
     change = partial(_on_surface, at=at, scale=scale, features=features)
@@ -131,38 +131,37 @@ def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> Label
     return data.with_parts(lambda part: with_change(part, change, "on surface", *about, *array_states(part, features)))
 
 
-def elements_inside(
-    mesh: Mesh, at: TargetsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
+def all_count(at: TargetsAt, features: str, scale: Scale) -> bool:
+    """Whether all elements of every mesh count, see `counted_elements`."""
+    return mask_of(features) is None and ("vertices" not in places_of(at) or counts_all(scale))
+
+
+def counted_elements(
+    mesh: Mesh, at: TargetsAt, features: str, scale: Scale, arrays: Mapping[str, Any] | None = None
 ) -> NDArray[np.bool_]:
-    """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions, or all rows of `rows_at`.
+    """Which vertices (V,), triangles (F,) or edges (E,) count, see `counted_vertices`; or all rows of `rows_at`.
 
-    Vertices of no face are no part of a surface, and those outside of a mask don't count. Other elements count if all
-    of their vertices do; the triangles of a polygon, those of the polygon.
-
-    scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
-    features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
+    Triangles and edges count if all of their vertices do; the triangles of a polygon, if those of the polygon do.
     """
     if isinstance(at, tuple):
-        return np.concatenate([elements_inside(mesh, place, scale, features, arrays) for place in places_of(at)])
+        return np.concatenate([counted_elements(mesh, place, features, scale, arrays) for place in places_of(at)])
     if at == "meshes":
         return np.ones(1, bool)
-    mask = mask_of(features)
-    masks = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
-    inside = inside_mask(masks, mask, mesh) & (counts_all(scale) | mesh.on_surface)
+    counts = counted_vertices(mesh, features, scale, arrays)
     if at == "vertices":
-        return inside
-    inside = np.asarray(inside[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
+        return counts
+    counts = np.asarray(counts[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
     if at == "faces" and mesh.has_polygons:
-        inside = (np.bincount(mesh.polygons, ~inside, mesh.polygon_count) == 0)[mesh.polygons]
-    return inside
+        counts = (np.bincount(mesh.polygons, ~counts, mesh.polygon_count) == 0)[mesh.polygons]
+    return counts
 
 
 def _on_surface(item: LabeledMesh, at: TargetsAt, scale: Scale, features: str) -> LabeledMesh:
-    inside = elements_inside(item.mesh, at, scale, features, item.arrays)
-    if inside.all():
+    counts = counted_elements(item.mesh, at, features, scale, item.arrays)
+    if counts.all():
         return item
     labels = item.labels.copy()
-    labels[~inside] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    labels[~counts] = np.nan if labels.dtype.kind == "f" else UNLABELED
     return replace(item, labels=labels)
 
 
@@ -397,23 +396,3 @@ def _columns(
         return None
     columns = [accepted[:, names.index(name)] if name in names else np.zeros(len(accepted), bool) for name in target]
     return np.stack(columns, axis=1)
-
-
-def majority(
-    values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
-    """For each target element, the most frequent value (count,) of the source elements that touch it.
-
-    Of equally frequent values, it is the smallest.
-
-    source, target: (N,) the numbers of the elements that touch
-    """
-    labels = values[source]
-    touched, labels = target[labels >= 0], labels[labels >= 0]
-    distinct, number = np.unique(labels, return_inverse=True)  # numbers fit products, values may not
-    votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
-    place, number = np.divmod(votes, max(len(distinct), 1))
-    order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value
-    result = np.full(count, UNLABELED, np.int64)
-    result[place[order]] = distinct[number[order]]  # the last write to an element wins
-    return result

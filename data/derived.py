@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.arrays import own_arrays
-from diffnet.data.conversion import majority
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
 from diffnet.data.places import changed_rows, row_numbers, rows_at
@@ -30,7 +29,7 @@ from diffnet.geometry import (
     element_weights,
     mesh_edges,
 )
-from diffnet.geometry.elements.elements import edge_numbers
+from diffnet.geometry.elements.elements import edge_numbers, majority
 from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 
 FEWEST_FACES = 4  # of a decimated mesh

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from diffnet.data.arrays import inside_mask, own_arrays, standardized
-from diffnet.data.feature_names import KINDS, Statistics, feature_parts, mask_of
+from diffnet.data.arrays import own_arrays, vertices_in_mask
+from diffnet.data.conversion import standardized
+from diffnet.data.feature_names import KINDS, Statistics, feature_parts
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -116,12 +118,12 @@ def input_features(
             "pass the operators of this mesh"
         )
     values_of = own_arrays(mesh, features, statistics, arrays)
-    inside = inside_mask(values_of, mask_of(features), mesh)
+    inside = vertices_in_mask(mesh, features, values_of)
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
         if part.array is not None:
-            array = values_of[part.array]
+            array: NDArray[Any] = values_of[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
             values = torch.from_numpy(np.where(inside[:, None], array, 0)).float()

@@ -81,6 +81,7 @@ class LabeledMeshes:
     source: what divides the meshes into these parts
     left_out: what of the files is not used, and why
     labels_from: what of the mesh files the labels are, such as the name of a property; empty for other files
+    label_colors: the colors [red, green, blue] of classes by name, from 0 to 255, if the label files have some
     """
 
     train: Sequence[LabeledMesh]
@@ -93,6 +94,7 @@ class LabeledMeshes:
     source: str = field(default="", kw_only=True)
     left_out: tuple[str, ...] = field(default=(), kw_only=True)
     labels_from: str = field(default="", kw_only=True)
+    label_colors: Mapping[str, Sequence[int]] = field(default_factory=dict, kw_only=True)
 
     def with_parts(self: Data, change: Callable[[Sequence[LabeledMesh]], Sequence[LabeledMesh]], **more: Any) -> Data:
         """The data set with changed parts, and with other fields."""

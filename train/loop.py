@@ -140,6 +140,7 @@ def train(
             "options": options.as_dict(),
             "label_names": meshes.label_names,
             "label_numbers": meshes.label_numbers,
+            "label_colors": dict(meshes.label_colors),
             "labels_at": meshes.labels_at,
             "data": fingerprint,
             "train_meshes": train_meshes,

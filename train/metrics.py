@@ -84,7 +84,7 @@ def balanced_accuracy(matrix: Any) -> float:
     >>> balanced_accuracy([[3, 1], [0, 4]])
     0.875
     """
-    return _mean(class_scores(matrix).accuracy)
+    return mean_score(class_scores(matrix).accuracy)
 
 
 def mean_iou(matrix: Any) -> float:
@@ -93,7 +93,7 @@ def mean_iou(matrix: Any) -> float:
     >>> mean_iou([[3, 1], [0, 4]])
     0.775
     """
-    return _mean(class_scores(matrix).iou)
+    return mean_score(class_scores(matrix).iou)
 
 
 def mean_dice(matrix: Any) -> float:
@@ -102,10 +102,10 @@ def mean_dice(matrix: Any) -> float:
     >>> mean_dice([[3, 1], [0, 4]])
     0.873015873015873
     """
-    return _mean(class_scores(matrix).dice)
+    return mean_score(class_scores(matrix).dice)
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def mean_score(values: NDArray[np.float64]) -> float:
     """The mean of the values that are not NaN. NaN if there are none."""
     numbers = values[~np.isnan(values)]
     return float(numbers.mean()) if len(numbers) else math.nan

@@ -7,7 +7,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -39,7 +39,7 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import ReportParts, task_named
+from diffnet.train.tasks.task import ReportParts, Task, task_named
 
 _FIRST_FOLD = "fold_1/last.pt"  # in the folder of several runs, see `begin_folds`
 
@@ -147,9 +147,8 @@ def run_training(
         def report() -> dict[str, Any]:
             predictions = in_units(spool, run.target_statistics, data.test, options)
             scored = task.scored(data, predictions, run.test, options=options, **where)
-            results = {
-                "task": task.name,
-                **task.results(scored),
+            seconds = round(sum(row["seconds"] for row in judged["history"]), 2)
+            facts = {
                 "judged_epoch": len(judged["history"]),
                 "ranks": ranks.place.world_size,
                 **{f"{part}_meshes": len(names) for part, names in parts.items()},
@@ -157,25 +156,20 @@ def run_training(
                 "left_out": list(map(as_text, data.left_out)),
                 "preprocessing_seconds": round(preprocessing_seconds, 2),
                 "preprocessing_phases": phases,  # seconds, added up over threads and processes
-                "training_seconds": round(sum(row["seconds"] for row in judged["history"]), 2),
-                **surroundings(device),
+                "training_seconds": seconds,
                 "options": options.as_dict(),
                 "meshes": parts,
             }
-            rows = task.per_mesh(scored, results)
-            write_results(out, results, rows)
             from diffnet.train.report.charts import curves_png  # Matplotlib takes half a second to import
 
             curves = curves_png(out / "metrics.csv", score)
             write_atomically(out / "curves.png", curves)
             summary = {
                 "Meshes": meshes_text(parts),
-                "Epochs": str(results["judged_epoch"]),
-                "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
-                "Date": results["date"][:10],
+                "Epochs": str(len(judged["history"])),
+                "Training": f"{seconds:.0f} s on {surroundings(device)['device']}",
             }
-            task.write_report(scored, results, ReportParts(out, rows, summary, curves))
-            return results
+            return write_scores(task, scored, out, facts, summary, device, curves)
 
         return ranks.shared(report)
 
@@ -193,6 +187,27 @@ def _written_by_one(out: Path, resume: bool, ranks: Ranks) -> Iterator[None]:
     with locked(out) if ranks.is_first else nullcontext():
         ranks.shared(begin)
         yield
+
+
+def write_scores(
+    task: Task[Any, Any],
+    scored: Any,
+    out: Path,
+    facts: Mapping[str, Any],
+    summary: Mapping[str, str],
+    device: torch.device,
+    curves: bytes | None = None,
+) -> dict[str, Any]:
+    """Write the files of scored predictions into a folder. → the content of results.json
+
+    facts: further entries of results.json. summary: entries at the top of the page. curves: see `ReportParts`
+    """
+    results = {"task": task.name, **task.results(scored), **facts, **surroundings(device)}
+    rows = task.per_mesh(scored, results)
+    write_results(out, results, rows)
+    entries = {**summary, "Date": results["date"][:10]}
+    task.write_report(scored, results, ReportParts(out, rows, entries, curves))
+    return results
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.elements.elements import on_polygons
+from diffnet.geometry.elements.elements import majority, on_polygons
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.attributes import beside
 from diffnet.geometry.mesh.formats import Attributes
@@ -144,7 +144,8 @@ def _labels_to_show(name: str, labels: Any, surface: Surface, at: ValuesAt | Non
     field = make_field("labels", name, labels, surface, at)
     if field.at != "edges":
         return field
-    shown = _most_frequent_at_vertices(mesh_edges(surface.faces), field.values, len(surface.verts))
+    edges = np.arange(len(field.values)).repeat(2)
+    shown = majority(field.values, edges, mesh_edges(surface.faces).ravel(), len(surface.verts))
     return field._replace(at="vertices", values=shown)
 
 
@@ -217,15 +218,3 @@ def _rows(columns: list[NDArray[Any]]) -> bytes:
     for i, column in enumerate(columns):
         table[str(i)] = column
     return table.tobytes()
-
-
-def _most_frequent_at_vertices(edges: NDArray[np.int64], labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The most frequent label (count,) of the edges (E, 2) at each of `count` vertices, -1 if there is none."""
-    labeled = labels >= 0
-    ends = edges[labeled].ravel()
-    pairs, votes = np.unique(np.stack([ends, np.repeat(labels[labeled], 2)], axis=1), axis=0, return_counts=True)
-    # The assignment below keeps the last pair of a vertex: most votes, then the smallest label.
-    order = np.lexsort((-pairs[:, 1], votes))
-    out = np.full(count, -1)
-    out[pairs[order, 0]] = pairs[order, 1]
-    return out

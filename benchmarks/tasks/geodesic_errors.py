@@ -67,12 +67,12 @@ def measure(data: MeshPairs, seed: int, jobs: int) -> dict[str, float]:
 
 
 def predict(data: MeshPairs, rng: np.random.Generator) -> list[Prediction]:
-    """Noisy predictions of all pairs of test meshes. The truth is the vertex nearest to the true point."""
+    """Noisy predictions of all pairs of test meshes."""
     predictions = []
     for first, second in combinations(data.test, 2):
         truth = data.truth(first, second)
         assert truth is not None
-        mesh, labels = second.mesh, truth.nearest_vertices(second.mesh)
+        mesh, labels = second.mesh, truth.points
         noisy = mesh.verts[labels] + NOISE * np.sqrt(area(mesh)) * rng.normal(size=(len(labels), 3))
         predicted = cKDTree(mesh.verts).query(noisy)[1]
         anywhere = rng.random(len(labels)) < RANDOM

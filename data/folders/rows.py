@@ -185,7 +185,8 @@ def _lines_of_columns(
     """The lines behind the first one with the columns of `_columns` alone, and the names of targets and conditions."""
     lines = _table_lines(table, files)
     header = lines[0][1] if lines else []
-    of_vtk = any(mesh_suffix(cell) in VTK_FORMATS for _, cells in lines[1:] for cell in cells)
+    place = next((i for i, name in enumerate(header) if name.lower() == "file"), 0)
+    of_vtk = any(mesh_suffix(cell) in VTK_FORMATS for _, cells in lines[1:] for cell in cells[place : place + 1])
     conditions = [name for name in conditions if name in header or not of_vtk]
     names, places = _columns(table, header, targets, conditions)
     for number, cells in lines[1:]:

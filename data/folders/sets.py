@@ -27,7 +27,7 @@ from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, find_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
 from diffnet.data.folders.rows import CLASS_TABLE, Row, find_classes, find_target_rows, table_conditions, with_fields
-from diffnet.data.folders.sources import find_values
+from diffnet.data.folders.sources import colors_of_classes, find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, PlaceAt, TargetsAt
 from diffnet.data.numbers import check_names
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
@@ -313,6 +313,7 @@ def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, r
     values = _conditions_of(_with_table(rows, root, rule, condition_names), condition_names, files)
     items = files.items(layout_files.names, kinds, facts, Numbering(classes.places, at, kind), values)
     fields = parts.fields(items) | {"label_names": classes.names, "label_numbers": classes.numbers}
+    fields["label_colors"] = colors_of_classes(labels, classes.names)
     data = files.dataset(**fields, labels_at=at, labels_from=listing(inside), condition_names=tuple(condition_names))
     if layout_files.layout == "meshcnn" and (root / "sseg").is_dir():
         data = with_soft_labels(data, parts.parts["test"], root)

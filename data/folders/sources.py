@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
     """
     suffix = mesh_suffix(path)
     if is_cortical(path):
-        values, names = cortex_values(path)
+        values, names, _ = cortex_values(path)
         whole = _whole_numbers(path, "a label", checked_columns(path, values).values[:, 0])
         return FileValues(path, "numbers" if names is None else "names", whole, names, "vertices")
     if source.startswith(FILE_PREFIX):
@@ -83,6 +83,21 @@ def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
     if suffix == ".txt" and mesh_stem(path).endswith(PART_LIST) and _begins_with_a_name(path):
         return _of_part_list(path)
     return FileValues(path, "numbers", read_labels(path))
+
+
+def colors_of_classes(files: Iterable[Path], names: Sequence[str]) -> dict[str, list[int]]:
+    """The colors of classes by name, from 0 to 255, in the label tables of cortices.
+
+    files: those with labels, which are read until each class has a color
+    """
+    colors = dict[str, list[int]]()
+    for file in filter(is_cortical, files):
+        if colors.keys() >= {*names}:
+            break
+        values = cortex_values(file)
+        if values.names is not None and values.colors is not None:
+            colors = dict(zip(values.names, values.colors.tolist(), strict=True)) | colors
+    return {name: colors[name] for name in names if name in colors}
 
 
 def holds_labels(path: Path) -> bool:

@@ -64,15 +64,14 @@ def pair_errors(
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
     measure = partial(_errors, cache_dir=cache_dir, jobs=jobs)
-    right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
     distances = measure(
         [
             Prediction(mesh, vertices[t.vertices], t.points)
             for mesh, vertices, t in zip(meshes, maps, truths, strict=True)
         ]
-        + [Prediction(mesh, nearest, t.points) for mesh, nearest, t in zip(meshes, right, truths, strict=True)]
+        + [Prediction(mesh, t.points, t.points) for mesh, t in zip(meshes, truths, strict=True)]
         # A sample decides whether a map is flipped. Distances to the wrong truth are long, and long ones take longest.
-        + [_sample_of(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrors.items()]
+        + [_sample_of(meshes[i], maps[i][t.vertices], t.points) for i, t in mirrors.items()]
     )
     count = len(pairs)
     errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import counted
-from diffnet.geometry import Mesh, MeshError, SurfacePoints, closest_points, make_mesh
+from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.discretize.coincident import first_at_position, open_edges
 from diffnet.geometry.elements.elements import face_areas
 
 Ints: TypeAlias = NDArray[np.int64]
-Floats: TypeAlias = NDArray[np.float64]
 Pair: TypeAlias = tuple[int, int]
 
-MAX_KEPT = 512  # truths of a set, each of 200 KB for 5,000 vertices
 # A shape is partial if its boundary is longer than that of the other one by more than this part of √area. The
 # circumference of a leg is about 0.4.
 MAX_DIFFERENCE = 0.25
@@ -29,15 +27,15 @@ class PairShape:
     """One mesh of a set of pairs.
 
     name: unique in the set
-    template: the place on the mesh of each of the T points that all meshes of the set share: (T,) vertices, or
-        `SurfacePoints` (T). None if it isn't known.
+    template: the vertex of the mesh at each of the T points that all meshes of the set share, (T,), or None if it isn't
+        known
     folder: the folder of the mesh. Pairs within and across folders differ by it.
     mirrored: the vertex at the mirror image of each template point, (T,), or None if it isn't known
     """
 
     name: str
     mesh: Mesh
-    template: Ints | SurfacePoints | None = None
+    template: Ints | None = None
     folder: str = ""
     mirrored: Ints | None = None
 
@@ -48,18 +46,14 @@ class PairShape:
 
 @dataclass(frozen=True)
 class Truth:
-    """True correspondences of a pair: N vertices of its first mesh and their places on its second mesh.
+    """True correspondences of a pair: N vertices of its first mesh and the N vertices of its second mesh.
 
     vertices: (N,) int64, vertices of the first mesh. One may occur several times.
-    points: (N,) int64, vertices of the second mesh, or `SurfacePoints` (N) of it
+    points: (N,) int64, vertices of the second mesh
     """
 
     vertices: Ints
-    points: Ints | SurfacePoints
-
-    def nearest_vertices(self, target: Mesh) -> Ints:
-        """The vertices (N,) of the second mesh that are nearest to the points: the best prediction by vertices."""
-        return self.points.nearest_corners(target) if isinstance(self.points, SurfacePoints) else self.points
+    points: Ints
 
 
 @dataclass(frozen=True)
@@ -68,9 +62,8 @@ class MeshPairs:
 
     train, test: the meshes
     train_pairs, test_pairs: positions (first, second) in `train` or `test`
-    template_faces: (F, 3) triangles between the template points, or None if these are vertices of the meshes
-    mirror: the template point on the other side of the body, for each of the T template points: (T,) template points,
-        or `SurfacePoints` of the template. None for sets without symmetry, and for those whose meshes have `mirrored`.
+    mirror: the template point on the other side of the body, for each of the T template points, (T,). None for sets
+        without symmetry, and for those whose meshes have `mirrored`.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
     source, left_out: see `LabeledMeshes`
     """
@@ -79,12 +72,10 @@ class MeshPairs:
     test: list[PairShape]
     train_pairs: list[Pair]
     test_pairs: list[Pair]
-    template_faces: Ints | None = None
-    mirror: Ints | SurfacePoints | None = None
+    mirror: Ints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
     source: str = ""
     left_out: tuple[str, ...] = ()
-    _memo: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return (
@@ -107,59 +98,22 @@ class MeshPairs:
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
 
-        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these.
+        Maps give them for all vertices of the first mesh, and template points for these.
         """
         vertices = self.maps.get((first.name, second.name))
         if vertices is not None:
             return Truth(np.arange(len(vertices)), vertices)
         if first.template is None or second.template is None:
             return None
-        if isinstance(first.template, SurfacePoints) or isinstance(second.template, SurfacePoints):
-            return self._truth_at(first, second, "truth", lambda: self._template_positions(second))
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The correspondences with left and right exchanged, or None if the set has no symmetry."""
-        if second.mirrored is not None and isinstance(first.template, np.ndarray):
+        if second.mirrored is not None and first.template is not None:
             return Truth(first.template, second.mirrored)
         if self.mirror is None or first.template is None or second.template is None:
             return None
-        if isinstance(self.mirror, SurfacePoints):
-            mirror, faces = self.mirror, self._faces()
-            return self._truth_at(
-                first, second, "mirror", lambda: mirror.interpolate(faces, self._template_positions(second))
-            )
-        assert not isinstance(first.template, SurfacePoints)
-        assert not isinstance(second.template, SurfacePoints)
         return Truth(first.template, second.template[self.mirror])
-
-    def _faces(self) -> Ints:
-        assert self.template_faces is not None, "points in faces need the triangles of the template"
-        return self.template_faces
-
-    def _template_positions(self, shape: PairShape) -> NDArray[np.float64]:
-        """The positions of the template points, (T, 3)."""
-        if isinstance(shape.template, SurfacePoints):
-            return shape.template.interpolate(shape.mesh.faces, shape.mesh.verts)
-        return shape.mesh.verts[shape.template]
-
-    def _truth_at(self, first: PairShape, second: PairShape, kind: str, places: Callable[[], Floats]) -> Truth:
-        """The vertices of the first mesh at the places (T, 3) of the template points, kept in memory."""
-        key = (first.name, second.name, kind)
-        if key not in self._memo:
-            if len(self._memo) >= MAX_KEPT:
-                self._memo.clear()
-            points = self._on_template(first).interpolate(self._faces(), places())
-            self._memo[key] = Truth(np.arange(len(first.mesh.verts)), closest_points(second.mesh, points))
-        return self._memo[key]
-
-    def _on_template(self, shape: PairShape) -> SurfacePoints:
-        """The vertices of a mesh as points of the template, which lies almost on the mesh."""
-        key = (shape.name,)
-        if key not in self._memo:
-            template = make_mesh(self._template_positions(shape), self._faces())
-            self._memo[key] = closest_points(template, shape.mesh.verts)
-        return self._memo[key]
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

@@ -98,8 +98,6 @@ def metadata_of(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     statistics = checkpoint.get("statistics", {})  # of features from files
     described = {**described, "label_names": checkpoint["label_names"], "statistics": statistics}
     # Only regressions have the statistics, only numbered labels have numbers, and older versions stored no meshes.
-    more = {
-        name: checkpoint.get(name)
-        for name in ("label_numbers", "target_statistics", "condition_statistics", "train_meshes")
-    }
+    names = "label_numbers", "label_colors", "target_statistics", "condition_statistics", "train_meshes"
+    more = {name: checkpoint.get(name) for name in names}
     return described | {name: value for name, value in more.items() if value is not None}

@@ -187,5 +187,25 @@ def on_polygons(mesh: Mesh, values: NDArray[Any]) -> NDArray[Any]:
     return np.concatenate([values, missing])[first_triangles(mesh)]  # -1 is the last
 
 
+def majority(
+    values: NDArray[np.int64], source: NDArray[np.int64], target: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """For each target element, the most frequent value (count,) of the source elements that touch it, or −1.
+
+    Of equally frequent values, it is the smallest. Negative values don't count.
+
+    source, target: (N,) the numbers of the elements that touch
+    """
+    labels = values[source]
+    touched, labels = target[labels >= 0], labels[labels >= 0]
+    distinct, number = np.unique(labels, return_inverse=True)  # numbers fit products, values may not
+    votes, times = np.unique(touched * max(len(distinct), 1) + number.reshape(-1), return_counts=True)
+    place, number = np.divmod(votes, max(len(distinct), 1))
+    order = np.lexsort((-number, times, place))  # the last of each place has most votes and the smallest value
+    result = np.full(count, -1, np.int64)
+    result[place[order]] = distinct[number[order]]  # the last write to an element wins
+    return result
+
+
 def _missing(values: NDArray[Any]) -> float:
     return {"f": np.nan, "i": -1}.get(values.dtype.kind, 0)

@@ -21,10 +21,12 @@ class CortexValues(NamedTuple):
     """Values (V,) or (V, C) at the vertices.
 
     names: of the labels that the values (V,) int64 are indices of, −1 where there is none; or None for numbers
+    colors: (C, 3), of these labels from 0 to 255
     """
 
     values: NDArray[Any]
     names: list[str] | None = None
+    colors: NDArray[np.int64] | None = None
 
 
 def read_gifti(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
@@ -71,8 +73,8 @@ def read_values(path: Path) -> CortexValues:
     if path.name.lower().endswith(".label"):
         raise ValueError("the file lists vertices, which can be a mask, and has no values")
     if path.name.lower().endswith(".annot"):
-        labels, _, names = _read(lambda: _nibabel().freesurfer.read_annot(path))
-        return CortexValues(labels.astype(np.int64), [name.decode() for name in names])
+        labels, table, names = _read(lambda: _nibabel().freesurfer.read_annot(path))
+        return CortexValues(labels.astype(np.int64), [name.decode() for name in names], table[:, :3].astype(np.int64))
     if not path.name.lower().endswith(".gii"):
         return CortexValues(_read(lambda: _nibabel().freesurfer.read_morph_data(path)).astype(np.float64))
     image = _read(lambda: _nibabel().gifti.GiftiImage.from_filename(path))
@@ -80,13 +82,14 @@ def read_values(path: Path) -> CortexValues:
         raise ValueError("it holds no values")
     columns = [np.asarray(each.data) for each in image.darrays]
     values = columns[0] if len(columns) == 1 else np.stack(columns, 1)
-    keys = {key: name for key, name in image.labeltable.get_labels_as_dict().items() if name != UNASSIGNED}
-    if not keys or values.ndim > 1:
+    labels = [label for label in image.labeltable.labels if label.label != UNASSIGNED]
+    if not labels or values.ndim > 1:
         return CortexValues(values)
     places = np.full(values.shape, -1)
-    for i, key in enumerate(keys):
-        places[values == key] = i
-    return CortexValues(places, list(keys.values()))
+    for i, label in enumerate(labels):
+        places[values == label.key] = i
+    colors = np.array([[c or 0.0 for c in label.rgba[:3]] for label in labels])  # nibabel has None for no color
+    return CortexValues(places, [label.label for label in labels], np.rint(255 * colors).astype(np.int64))
 
 
 def read_mask(path: Path, count: int) -> NDArray[Any]:
@@ -99,7 +102,7 @@ def read_mask(path: Path, count: int) -> NDArray[Any]:
         if listed.max(initial=-1) >= count:
             raise ValueError(f"it lists vertex {listed.max()}, and the surface has {count} vertices")
         return np.isin(np.arange(count), listed)
-    values, names = read_values(path)
+    values, names, _ = read_values(path)
     if names is None:
         return values
     return np.array([*(name.lower() not in OUTSIDE for name in names), False])[values]

@@ -66,11 +66,3 @@ class SurfacePoints:
         """
         result = np.einsum("nk,nkc->nc", self.weights, values[faces[self.faces]])
         return np.where((self.faces >= 0)[:, None], result, np.nan)
-
-    def nearest_corners(self, mesh: Mesh) -> NDArray[np.int64]:
-        """The vertex (N,) of each point's face that is closest to the point. -1 for unknown points."""
-        corners = mesh.faces[self.faces]
-        points = np.einsum("nk,nkx->nx", self.weights, mesh.verts[corners])
-        distances = np.linalg.norm(mesh.verts[corners] - points[:, None], axis=2)
-        nearest = corners[np.arange(len(corners)), distances.argmin(axis=1)]
-        return np.where(self.faces >= 0, nearest, -1)

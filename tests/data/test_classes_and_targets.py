@@ -225,6 +225,7 @@ def test_conditions_are_columns_of_the_table(suffix: str, targets: str, tmp_path
     ("content", "targets", "conditions", "message"),
     [
         (CASES, "lift", "speed", "no column 'lift'; the columns are note, speed, file, drag, split"),
+        (CASES.replace("a,", "a.vtk,"), "drag", "yaw", "no column 'yaw'; the columns are note, speed"),
         (CASES, "drag", "drag", "the column 'drag' can't be a target and a condition"),
         (CASES.replace("50", ""), "drag", "speed", "line 3: the condition speed is missing"),
         (CASES, "drag", "speed,", "conditions should be different names separated by commas, got 'speed,'"),

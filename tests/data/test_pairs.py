@@ -1,4 +1,4 @@
-"""Sets of pairs: template vertices, points in faces, maps, choices of pairs, faults of files."""
+"""Sets of pairs: template vertices, maps, choices of pairs, faults of files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import trimesh
 from refusals import refused
+from scipy.spatial import cKDTree
 
 from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors
-from diffnet.geometry import closest_points, load_mesh, make_mesh
+from diffnet.geometry import load_mesh, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -244,44 +245,21 @@ def test_listed_pairs(tmp_path: Path) -> None:
         refused(DataError, words, load_pairs, tmp_path)
 
 
-def in_faces() -> MeshPairs:
-    """Ellipsoids with a template of 42 points in faces, and the mirror images in x."""
-    ball = trimesh.creation.icosphere(1)
-    fine = trimesh.creation.icosphere(2)
-    template = make_mesh(ball.vertices, ball.faces)
-
-    def shape(i: int) -> PairShape:
-        sizes = [1, 1 + 0.1 * i, 1]
-        mesh = make_mesh(fine.vertices * sizes, fine.faces, name=f"e{i}")
-        return PairShape(mesh.name, mesh, closest_points(mesh, template.verts * sizes))
-
-    shapes = [shape(i) for i in range(4)]
-    mirror = closest_points(template, template.verts * [-1, 1, 1])
-    return MeshPairs(shapes[:2], shapes[2:], [(0, 1)], [(0, 1)], template.faces, mirror)
-
-
-def test_points_in_faces() -> None:
-    data = in_faces()
-    for first, second in (data.test, data.test[::-1]):
-        truth, mirrored = data.truth(first, second), data.mirrored_truth(first, second)
-        scale = second.mesh.verts.max(0) / first.mesh.verts.max(0)
-        expected = first.mesh.verts[truth.vertices] * scale
-        for points, signs in ((truth.points, [1, 1, 1]), (mirrored.points, [-1, 1, 1])):
-            position = points.interpolate(second.mesh.faces, second.mesh.verts)
-            assert np.abs(position - expected * signs).max() < 0.02
-
-
 def test_errors_and_flips() -> None:
-    data = in_faces()
-    first, second = data.test
-    right, flipped = (truth(first, second).nearest_vertices(second.mesh) for truth in (data.truth, data.mirrored_truth))
+    """Ellipsoids with the mirror images in x."""
+    ball = trimesh.creation.icosphere(2)
+    meshes = [make_mesh(ball.vertices * [1, 1 + 0.1 * i, 1], ball.faces, name=f"e{i}") for i in range(2)]
+    first, second = (PairShape(mesh.name, mesh, np.arange(len(mesh.verts))) for mesh in meshes)
+    mirror = cKDTree(ball.vertices).query(ball.vertices * [-1, 1, 1])[1]
+    data = MeshPairs([], [first, second], [], [(0, 1)], mirror)
+    right, flipped = (truth(first, second).points for truth in (data.truth, data.mirrored_truth))
     found = pair_errors(data, [(first, second)] * 2, [right, flipped])
     assert [one.flipped for one in found] == [False, True]
-    assert 0 < found[0].floor == found[0].errors.mean() < 0.02
+    assert found[0].floor == found[0].errors.max() == 0
     np.testing.assert_array_equal(found[0].errors, found[0].unflipped)
     assert found[1].errors.mean() > 0.2
-    assert found[1].unflipped.mean() < 0.02
-    with pytest.raises(ValueError, match=r"e2: a predicted map should be integers of shape \(162,\)"):
+    assert found[1].unflipped.max() == 0
+    with pytest.raises(ValueError, match=r"e0: a predicted map should be integers of shape \(162,\)"):
         pair_errors(data, [(first, second)], [right[:5]])
 
 

@@ -420,8 +420,8 @@ def test_cortices_of_freesurfer(tmp_path: Path) -> None:
     output("predict", one, "--checkpoint", tmp_path / "run", "--out", tmp_path / "new.txt")
     expected = np.loadtxt(tmp_path / "new.txt", dtype=int)
     for name in ("lh.new.annot", "new.label.gii"):
-        values, names = read_values(tmp_path / name)
-        assert names == ["insula", "precentral"]
+        values, names, colors = read_values(tmp_path / name)
+        assert (names, colors.tolist()) == (["insula", "precentral"], [[100, 25, 0], [25, 100, 40]])
         np.testing.assert_array_equal(values, expected)
     targets = load_targets(root, "file:thickness", files=pattern)
     assert targets.labels_at == "vertices"
@@ -526,6 +526,8 @@ def test_commands_take_patterns_and_named_labels(tmp_path: Path) -> None:
     assert "classes: 2 at the faces" in shown
     scored = ["evaluate", "--checkpoint", tmp_path / "run", "--data", case("12_obj_groups"), "--out"]
     output(*scored, tmp_path / "scores")  # the labels of the training
+    assert "Ranking by probability" in (tmp_path / "scores/predictions.html").read_text()
+    assert "score is teeth, which is for" in complaint(*scored, tmp_path / "other", "--score", "teeth")
     assert "the file has no colors" in complaint(*scored, tmp_path / "other", "--labels", "colors")
     predicted = tmp_path / "predicted"
     pattern = ["--files", "a[01].obj", "--format", "txt"]

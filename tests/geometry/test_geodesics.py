@@ -278,7 +278,6 @@ def test_closest_points_of_a_triangle() -> None:
     points = closest_points(triangle, [[0.2, 0.3, 5], [0.5, -2, 0], [1, 1, 1], [-1, -1, 0], [3, 0.5, 0]])
     expected = [[0.2, 0.3, 0], [0.5, 0, 0], [0.5, 0.5, 0], [0, 0, 0], [1, 0, 0]]
     np.testing.assert_allclose(points.interpolate(triangle.faces, triangle.verts), expected, atol=1e-12)
-    np.testing.assert_array_equal(points.nearest_corners(triangle)[[3, 4]], [0, 1])
     refused(ValueError, r"got shape \(3,\)", closest_points, triangle, [0, 0, 0])
     refused(MeshError, "no faces", closest_points, make_mesh([[0, 0, 0]], None), [[0, 0, 0]])
 

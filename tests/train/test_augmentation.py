@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,12 @@ from command import complaint, output
 from graph_emulator import EmulatedGraph
 from jaws import jaw, write_jaws
 from rich.console import Console
-from runs import TINY, labeled_balls
+from runs import TINY, labeled_balls, table_of
 
 from diffnet.data import LabeledMesh, LabeledMeshes, Sample, TargetsAt, collate_samples, labels_at, make_sample
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
+from diffnet.train import teeth_scores
 from diffnet.train.checkpoint import Checkpoint, build_model, load_checkpoint, save_checkpoint
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import found_sides
@@ -279,3 +281,18 @@ def test_the_command_line(tmp_path: Path) -> None:
     stored["options"]["mirror_labels"] = None
     save_checkpoint(tmp_path / "run" / "last.pt", stored)
     output(*resumed)
+    network = ["--checkpoint", tmp_path / "run", "--cache", tmp_path / "cache"]
+    content = json.loads((tmp_path / "data" / "jaw0.json").read_text())
+    content["instances"] = [min(label, 12) for label in content["labels"]]
+    (tmp_path / "data" / "jaw0.json").write_text(json.dumps(content))  # these count in the scores of the challenge
+    evaluate = ["evaluate", *network, "--data", tmp_path / "data", "--score", "teeth", "--jobs", 1, "--out"]
+    (tmp_path / "data" / "test.txt").write_text("jaw0")
+    text = output(*evaluate, tmp_path / "scores")
+    evaluate[evaluate.index("teeth")] = "roc-auc"
+    assert "ROC-AUC" in output(*evaluate, tmp_path / "ranked")  # of 15 classes
+    output("predict", tmp_path / "data" / "jaw0.ply", *network, "--out", tmp_path / "new.txt")
+    scores = teeth_scores(jaw(0).verts, jaw(0).labels, np.loadtxt(tmp_path / "new.txt"), content["instances"])
+    assert f"TSA {scores.tsa:.4g}" in text
+    (row,) = table_of(tmp_path / "scores" / "per_mesh.csv")
+    for name in ("tla", "tsa", "tir"):
+        assert float(row[name]) == pytest.approx(getattr(scores, name), rel=1e-5)

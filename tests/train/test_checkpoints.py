@@ -455,6 +455,7 @@ NEEDED = {"features": "xyz", "k": 8, "normalize": True}
             )
             for wrong in ([1, 1], [1, 2**63], [True, 2])
         ),
+        ({"label_colors": {"a": [0, 0, 256]}}, "label_colors in the metadata should be [red, green, blue] by name"),
         ({"laplacian": "graph"}, "laplacian should be one of"),
         ({"precision": "fp8"}, "precision should be one of"),
         ({"task": "classification"}, "the task classification, but the network has outputs at vertices"),

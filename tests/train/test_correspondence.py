@@ -36,7 +36,7 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.pairs.shapes import boundary_length
-from diffnet.geometry import MeshError, SurfacePoints, load_mesh, make_mesh, point_map
+from diffnet.geometry import MeshError, load_mesh, make_mesh, point_map
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train import run
@@ -147,19 +147,10 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     assert (point_map(weak, second, first).numpy() != truth).any()
 
 
-def test_targets_of_points_in_faces_and_of_maps_equal_those_of_vertices() -> None:
+def test_targets_of_maps_equal_those_of_template_points() -> None:
     data = two_bodies(0.1)
     samples = samples_of(data, "train")
     (expected,) = (pair.target() for pair in pairs_of(data))
-    placed = []
-    for seed, shape in enumerate(data.train):
-        faces, weights = np.empty(162, np.int64), np.zeros((162, 3))
-        for point, vertex in enumerate(order_of(seed)):
-            faces[point], corner = np.argwhere(shape.mesh.faces == vertex)[0]
-            weights[point, corner] = 1
-        placed.append(PairShape(shape.name, shape.mesh, SurfacePoints(faces, weights)))
-    in_faces = MeshPairs(placed, placed, [(0, 1)], [(0, 1)], template_faces=data.train[0].mesh.faces)
-    torch.testing.assert_close(pair_samples(in_faces, "train", samples, 8)[0].target(), expected, atol=1e-5, rtol=1e-4)
     own = np.empty(162, np.int64)
     own[order_of(0)] = order_of(1)
     bare = [PairShape(shape.name, shape.mesh) for shape in data.train]
@@ -533,6 +524,19 @@ def test_maps_have_at_most_as_many_eigenpairs_as_vertices(room: Path) -> None:
     assert found.functional_map.shape == (12, 12)
     matches = f"matches=({len(found.matches)},), functional_map=(12, 12))"
     assert repr(found) == f"Matched(a={found.a}, b={found.b}, {matches}"
+
+
+def test_vertices_outside_of_a_mask_have_no_partner(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network, inside = DiffusionNet(4, 8, width=8, blocks=1), np.arange(162) % 4 > 0
+    statistics = {"in": {"mean": [0.0], "std": [1.0]}}
+    network.metadata = {"task": "correspondence", "features": "xyz+mask:in", "statistics": statistics, "map_k": 4}
+    network.metadata |= {"k": 8, "normalize": True}
+    for name in ("a", "b"):
+        body(4).export(tmp_path / f"{name}.off")
+        np.save(tmp_path / f"{name}.in.npy", inside)
+    found = match_meshes(tmp_path / "a.off", tmp_path / "b.off", network)
+    np.testing.assert_array_equal(found.matches >= 0, inside)
 
 
 def test_partial_shapes_and_point_clouds_are_refused(room: Path, tmp_path: Path) -> None:

@@ -147,6 +147,14 @@ def test_json_keeps_what_it_says_of_the_mesh(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "new.json").read_text())
     assert written.keys() == {"id_patient", "jaw", "labels"}
     assert (written["jaw"], written["id_patient"]) == ("upper", "scan")
+    checkpoint = write_network(tmp_path / "b.safetensors", "faces", label_names=list("abc"), label_numbers=NUMBERS)
+    for before, is_form in (
+        ({"sub_labels": [0] * 80, "raw_labels": [1]}, lambda content: content.keys() == {"sub_labels"}),
+        ([0] * 80, lambda content: len(content) == 80),
+    ):
+        (tmp_path / "scan_upper.json").write_text(json.dumps(before))
+        output("predict", mesh, "--checkpoint", checkpoint, "--out", tmp_path / "new.json")
+        assert is_form(json.loads((tmp_path / "new.json").read_text()))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 import trimesh
 from PIL import Image
 
+from diffnet.train import teeth_scores
 from diffnet.train.metrics import class_scores, mean_dice
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.report.charts import confusion_png, curves_png, r2_limits
@@ -190,3 +191,27 @@ def test_page_is_self_contained_and_escapes_text(tmp_path: Path, ball: Predictio
     assert page.count(html.escape(nasty)) == 9  # title, heading, summary 2, class, mesh, three alternative texts
     assert not re.findall(r"https?:|<link|@import|url\(|href=", page)
     assert all(source.startswith("data:image/png;base64,") for source in re.findall(r'src="([^"]*)"', page))
+
+
+CORNERS = np.array([[0.0, 0, 0], [2, 2, 2]])  # of a tooth, whose size is √2 in each direction
+TEETH = np.concatenate([CORNERS, CORNERS + 10, CORNERS + 20, [[5, 5, 5], [6, 6, 6]]])
+TRUE = [11, 11, 12, 12, 13, 13, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "single", "distance", "right", "identified"),
+    [
+        (TRUE, None, 0, 8, 1),
+        ([12, 12, 11, 11, 13, 13, 0, 0], None, 0, 8, 1 / 3),  # two labels are exchanged
+        ([11, 11, 12, 12, 0, -1, 0, 0], None, 5 * 6**0.5 / 3, 6, 1),  # without a tooth, whose size has the length √6
+        ([11, 11, 12, 12, 13, 14, 0, 0], [1, 1, 2, 2, 3, 3, 0, 0], 5 * 6**0.5 / 3, 6, 1),  # a tooth with two labels
+        ([11, 11, 12, 12, 13, 13, 14, 14], None, 0, 6, 1),  # with a tooth too many
+        ([11, 11, 12, 12, 13, 0, 0, 0], None, 1.5**0.5 / 3, 7, 2 / 3),  # a center that is moved by 1 in each direction
+        ([0] * 8, None, 5 * 6**0.5, 2, 0),
+    ],
+)
+def test_scores_of_teeth(
+    predicted: list[int], single: list[int] | None, distance: float, right: int, identified: float
+) -> None:
+    scores = teeth_scores(TEETH, TRUE, predicted, teeth=single)
+    assert scores == pytest.approx((np.exp(-distance), right / 8, identified))

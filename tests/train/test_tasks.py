@@ -20,7 +20,7 @@ from runs import ball, results_of, table_of, write_ball
 
 from diffnet import DiffusionNet
 from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, MeshPairs, PairedMeshes, PairShape, paired_meshes
-from diffnet.geometry import Mesh, SurfacePoints, load_mesh
+from diffnet.geometry import Mesh, load_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train import TrainOptions, run_evaluation, run_training
 from diffnet.train.options.shared import TaskName
@@ -59,7 +59,7 @@ def test_a_task_refuses_data_of_the_other_kind(
 
 
 def test_meshes_in_pairs_have_no_labels() -> None:
-    whole, points = np.arange(42), SurfacePoints(np.array([3, 5]), np.full((2, 3), 1 / 3))
+    whole, points = np.arange(42), np.array([3, 5])
     shapes = [PairShape("a", body(0), whole), PairShape("b", body(1), points), PairShape("c", body(2))]
     data = paired_meshes(MeshPairs(shapes, shapes[2:], [(0, 1), (0, 2), (1, 0)], []), 4)
     assert data.label_names == ["0", "1", "2", "3"]

@@ -33,6 +33,7 @@ from diffnet.train.commands.options import (
 from diffnet.train.commands.training import find_data, print_results
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, tasks_with
+from diffnet.train.options.labels import FurtherScore
 from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def predict(
         Path,
         typer.Option(
             help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
-            ".csv, .json (at vertices), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
+            ".csv, .json (not at edges), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
             ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
             "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
         ),
@@ -286,7 +287,7 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
     """Raises OptionError for files without instances, and for options of instances without them."""
     if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
         raise OptionError(
-            "--instances needs files with two numbers for each element: .ply, .vtp, .npy, .csv or, at vertices, .json; "
+            "--instances needs files with two numbers for each element: .ply, .vtp, .npy, .csv or .json; "
             f"got {file.suffix}"
         )
     for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():
@@ -357,7 +358,7 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
 
 
 _SET_OPTIONS = "layout", "files", "pairs", "base", "registered"
-_NOT_FOR_MAPS = "files", "labels", "targets", "zoomout"
+_NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "zoomout"
 
 
 @with_parameters(
@@ -375,6 +376,13 @@ def evaluate(
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
     checkpoint: Annotated[Path | None, checkpoint_option()] = None,
+    score: Annotated[
+        FurtherScore | None,
+        typer.Option(
+            help="A further score: teeth for TLA, TSA and TIR of the challenge 3DTeethSeg'22; or roc-auc or "
+            "average-precision for more than two classes."
+        ),
+    ] = None,
     maps: Annotated[
         Path | None,
         typer.Option(
@@ -403,8 +411,8 @@ def evaluate(
     if (checkpoint is None) == (maps is None):
         raise OptionError("give a network with --checkpoint, or maps with --maps")
     if maps is not None:
-        others = {"save_maps": save_maps, "format": form, **{name: options[name] for name in _NOT_FOR_MAPS}}
-        if unused := [name for name, value in others.items() if value]:
+        others = {"save_maps": save_maps, "format": form, "score": score, **options}
+        if unused := [name for name in _NOT_FOR_MAPS if others[name]]:
             raise OptionError(f"--{unused[0].replace('_', '-')} is for a network; leave it out with --maps")
         _score_maps(data, maps, out, maps_base, options)
         return
@@ -463,7 +471,7 @@ def evaluate(
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
         where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
-        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
+        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt", "score": score}
         results = run_evaluation(dataset, network, out, **where)
     if ranks.is_first:
         print_results(task, results, out)

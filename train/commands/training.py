@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 
 import typer
 
@@ -31,6 +31,28 @@ if TYPE_CHECKING:
     from diffnet.train.checkpoint import Checkpoint
     from diffnet.train.ranks import Ranks
     from diffnet.train.tasks.task import Task
+
+
+class Call(NamedTuple):
+    """A call of `diffnet train`, or of one of its folds.
+
+    out: the folder of the run
+    arguments: the options of the command by name
+    chosen: the names of those that stay as they are: the user chose them
+    fold: see `load_dataset`
+    """
+
+    task: Task[Any, Any]
+    data: list[str]
+    out: Path
+    arguments: dict[str, Any]
+    chosen: Set[str]
+    fold: tuple[int, int] | None = None
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The options that the user chose."""
+        return {name: value for name, value in self.arguments.items() if name in self.chosen}
 
 
 _RECIPE = "original: features, network and training of the original implementation. Other options win."
@@ -87,7 +109,8 @@ def find_data(path: str, task: TaskName) -> str:
 def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
     """Run the training of a task, or one for each fold.
 
-    arguments: those of the command. Those that have the name of an option of `TrainOptions` become this option.
+    arguments: those of the command and its `context`. Those that have the name of an option of `TrainOptions` become
+        this option.
     """
     with ExitAtCtrlC():
         from diffnet.train.folds import FOLDS, begin_folds, fold_folder, write_folds
@@ -98,22 +121,22 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    choices, resume = _choices(arguments), arguments["resume"]
-    of_run = {key: value for key, value in choices.items() if key not in declared(RunOptions)}
+    call = Call(task, data, out, arguments, _chosen(arguments.pop("context"), arguments))
 
     def trained(ranks: Ranks) -> None:
-        folds = arguments["folds"]
+        folds, resume = arguments["folds"], arguments["resume"]
         if folds is None and not (resume and ranks.shared((out / FOLDS).is_file)):
-            print_results(task, _run(task, data, out, arguments, choices, ranks), out)
+            _run(call, ranks)
             return
+        of_run = {name: value for name, value in call.choices.items() if name not in declared(RunOptions)}
         count, options = ranks.shared(lambda: list(begin_folds(out, folds, of_run, resume)))
         for fold in range(count):
             folder = fold_folder(out, fold)
             if ranks.shared((folder / "predictions.html").is_file):  # a run writes it last
                 continue
             console.print(f"fold {fold + 1} of {count}: {folder}", soft_wrap=True)
-            how = {**arguments, **options, "resume": resume and ranks.shared((folder / "last.pt").is_file)}
-            print_results(task, _run(task, data, folder, how, {**choices, **options}, ranks, (fold, count)), folder)
+            of_fold = {**arguments, **options, "resume": resume and ranks.shared((folder / "last.pt").is_file)}
+            _run(Call(task, data, folder, of_fold, call.chosen | options.keys(), (fold, count)), ranks)
         if ranks.is_first:
             console.print(write_folds(out, count))
             console.print(f"all scores: {out / 'folds.csv'}", soft_wrap=True)
@@ -129,32 +152,20 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
 
 
-def _choices(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that are on the command line."""
-    context: typer.Context = arguments["context"]
+def _chosen(context: typer.Context, arguments: Iterable[str]) -> Set[str]:
+    """The names of the arguments that are on the command line."""
     sources = {name: context.get_parameter_source(name) for name in arguments}
-    defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
-    return {name: value for name, value in arguments.items() if name not in {"context", *defaults}}
+    return {name for name, source in sources.items() if source is None or source.name != "DEFAULT"}
 
 
-def _run(
-    task: Task[Any, Any],
-    data: list[str],
-    out: Path,
-    arguments: dict[str, Any],
-    choices: Mapping[str, Any],
-    ranks: Ranks,
-    fold: tuple[int, int] | None = None,
-) -> dict[str, Any]:
-    """Train in the folder `out`. → the content of results.json
-
-    choices: the arguments that the user chose
-    """
+def _run(call: Call, ranks: Ranks) -> None:
+    """Train, and print the scores."""
     from diffnet.train.device import pick_device
     from diffnet.train.fine_tuning import load_any_network, start_network
     from diffnet.train.run import check_folder, run_training
     from diffnet.train.run_checks import check_divided
 
+    task, out, arguments = call.task, call.out, call.arguments
     device, resume, start = pick_device(arguments["device"]), arguments["resume"], arguments["start"]
     if resume:
         ranks.shared(lambda: check_folder(out, resume))
@@ -162,46 +173,35 @@ def _run(
     path = None if resume or start is None else network_path(start)
     network = None if path is None or not ranks.is_first else load_any_network(path)
     of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
-    stored = None if before is None else before["options"]
-    arguments, fixed = _complete(task.name, arguments, choices, stored, of_network, ranks.place.world_size)
-    arguments["features"] = with_mask(arguments["features"], arguments.get("mask"))
+    call = _complete(call, None if before is None else before["options"], of_network, ranks.place.world_size)
     names = {field.name for field in fields(TrainOptions)}
-    options = TrainOptions(task=task.name, **{option: value for option, value in arguments.items() if option in names})
+    options = TrainOptions(task=task.name, **{name: value for name, value in call.arguments.items() if name in names})
     check_divided(options, ranks)  # before the data are read, which can take long
     if network is not None:
         start_network(options, network)  # raises
     ranks.shared(lambda: check_folder(out, resume))
     make_folder(arguments["cache"])
-    dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, fixed, before, fold))
+    dataset, options = ranks.after_first(lambda: _loaded(call, options, before))
     how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
     where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
-    return run_training(dataset, options, out, ranks=ranks, start=network, **where, **how)
+    print_results(task, run_training(dataset, options, out, ranks=ranks, start=network, **where, **how), out)
 
 
-def _loaded(
-    task: Task[Any, Any],
-    data: list[str],
-    options: TrainOptions,
-    arguments: Mapping[str, Any],
-    choices: Set[str],
-    before: Checkpoint | None,
-    fold: tuple[int, int] | None,
-) -> tuple[LabeledMeshes, TrainOptions]:
-    """The data set, and the options, which may depend on it.
+def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tuple[LabeledMeshes, TrainOptions]:
+    """The data set, and the options, which may depend on it, but for the chosen ones.
 
-    choices: the options that the data don't change
     before: checkpoint of the run to resume, or None
-    fold: see `load_dataset`
     """
-    data = [find_data(path, task.name) for path in data]
+    task, arguments = call.task, call.arguments
+    data = [find_data(path, task.name) for path in call.data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}
-    how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=fold)
+    how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=call.fold)
     dataset = task.load(data, how, options)
-    check_fold(fold, dataset.source)  # also of shards and of generated sets
+    check_fold(call.fold, dataset.source)  # also of shards and of generated sets
     if before is None:
-        options = task.adapted(dataset, options, choices)
+        options = task.adapted(dataset, options, call.chosen)
     return dataset, options
 
 
@@ -236,34 +236,29 @@ def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
     return options | ({"channels": network.out_channels} if "channels" in TASK_OPTIONS[of_input.task].sets else {})
 
 
-def _complete(
-    task: TaskName,
-    arguments: Mapping[str, Any],
-    choices: Mapping[str, Any],
-    before: Mapping[str, Any] | None,
-    network: Mapping[str, Any],
-    ranks: int,
-) -> tuple[dict[str, Any], set[str]]:
-    """The arguments with those of the run to resume, or of the recipe, for all that the user didn't choose.
+def _complete(call: Call, before: Mapping[str, Any] | None, network: Mapping[str, Any], ranks: int) -> Call:
+    """The call with the options of the run to resume, or of the recipe, for all that the user didn't choose.
 
-    Also returns the names of the options that the data don't change. A learning rate of a recipe is one of them.
+    Those of the network, and a learning rate of a recipe, count as chosen, because the data don't change them.
 
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch
         count, but all options of a run that started from a network
     network: options of the network that the run starts from, which come before those of the recipe
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
-    named = options_of_recipe(arguments["recipe"], task, {**network, **choices})
+    task, arguments, chosen = call.task.name, call.arguments, call.chosen
+    named = options_of_recipe(arguments["recipe"], task, {**network, **call.choices})
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian"), **network}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
     if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        keeps_all = "recipe" not in choices or before["start"] is not None
+        keeps_all = "recipe" not in chosen or before["start"] is not None
         names = before if keeps_all else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
-    completed = {name: value if name in choices else followed.get(name, value) for name, value in arguments.items()}
-    return completed, {*choices, *network} | {"learning_rate"} & named.keys()
+    completed = {name: value if name in chosen else followed.get(name, value) for name, value in arguments.items()}
+    completed["features"] = with_mask(completed["features"], completed.get("mask"))
+    return call._replace(arguments=completed, chosen=chosen | network.keys() | {"learning_rate"} & named.keys())
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
-from diffnet.geometry import SurfacePoints
 from diffnet.ops import functional_map_from_correspondences
 from diffnet.train.resident import ReadAhead, counts_of
 
@@ -121,7 +120,6 @@ class _Truths:
             truth = None if self._data is None else self._data.truth(first, second)
             if truth is None:
                 return unknown_map(self._k)
-            assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
             evecs = self._evecs(one)
             points, vertices = (torch.from_numpy(x).to(evecs.device) for x in (truth.points, truth.vertices))
             c = functional_map_from_correspondences(points, vertices, self._evecs(other), evecs)
@@ -133,14 +131,8 @@ class _Truths:
     def _at_template(self, number: int, sample: Sample) -> Tensor:
         """The eigenfunctions of a mesh at the points of the template (T, K)."""
         if number not in self._values:
-            shape, evecs = self._shapes[number], self._evecs(sample)
-            if isinstance(shape.template, SurfacePoints):
-                corners = torch.from_numpy(shape.mesh.faces[shape.template.faces]).to(evecs.device)
-                weights = torch.from_numpy(shape.template.weights).float().to(evecs.device)
-                values = (evecs[corners] * weights[:, :, None]).sum(1)
-            else:
-                values = evecs[torch.as_tensor(shape.template, device=evecs.device)]
-            _keep(self._values, number, values)
+            evecs = self._evecs(sample)
+            _keep(self._values, number, evecs[torch.as_tensor(self._shapes[number].template, device=evecs.device)])
         return self._values[number]
 
     def _inverse_at_template(self, number: int, sample: Sample) -> Tensor:

@@ -16,9 +16,9 @@ from torch import Tensor
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
+from diffnet.data.arrays import counted_vertices
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
-from diffnet.geometry.options import counts_all
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
@@ -120,8 +120,7 @@ def match_meshes(
     with torch.no_grad():
         c = _maps(network, pair, options)[:, 0]
     matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
-    if not counts_all(options.preprocessing.normalize):
-        matches[~second.on_surface] = -1
+    matches[~counted_vertices(second, options.features, options.preprocessing.normalize)] = -1
     operators = one.operators.to("cpu"), other.operators.to("cpu")
     return Matched(first, second, matches, c[0].float().cpu(), operators)
 

@@ -56,6 +56,7 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     | `ignore` | names of classes that don't count in scores | none |
     | `label_names` | a name for each output channel | "0", "1", … |
     | `label_numbers` | a whole number for each output channel, which `diffnet predict` writes | see `NetworkInput` |
+    | `label_colors` | [red, green, blue] from 0 to 255 by name, for files of cortices | none |
     | `target_statistics` | {"mean": […], "std": […]} of the targets of a regression | 0 and 1 |
     | `conditions`, `condition_statistics` | "speed,yaw", and {"mean": […], "std": […]} | none |
     | `statistics` | of features from files, see `array_statistics` | none of them |
@@ -127,9 +128,16 @@ def network_input(network: DiffusionNet) -> NetworkInput:
             f"the metadata name {count} conditions, and the network takes {network.condition_channels}; call a network "
             "with conditions of its own in Python"
         )
+    colors = metadata.get("label_colors", {})
+    if not (isinstance(colors, dict) and all(map(_is_color, colors.values()))):
+        raise MetadataError(f"label_colors in the metadata should be [red, green, blue] by name, got {shown(colors)}")
     return NetworkInput(
-        trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers, conditions
+        trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers, conditions, colors
     )
+
+
+def _is_color(color: Any) -> bool:
+    return isinstance(color, list) and len(color) == 3 and all(type(c) is int and 0 <= c < 256 for c in color)
 
 
 def _label_names(names: Any, count: int) -> list[str]:

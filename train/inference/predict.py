@@ -27,8 +27,7 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
-from diffnet.data.conversion import elements_inside, length_factors, rows_of_file
-from diffnet.data.feature_names import mask_of
+from diffnet.data.conversion import all_count, counted_elements, length_factors, rows_of_file
 from diffnet.data.places import places_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
@@ -199,7 +198,7 @@ def _outputs(
     """A function of a mesh and its conditions that gives the mesh at its original positions, and the outputs (N, C).
 
     Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN where they don't count, see
-    `elements_inside`.
+    `counted_elements`.
     """
     expected, place = network_input(network), usable_device(device)
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
@@ -211,9 +210,9 @@ def _outputs(
         at, options = expected.labels_at, expected.options.preprocessing
         edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
         outputs = outputs if edges is None else outputs[torch.from_numpy(edges).to(place)]
-        if "vertices" not in places_of(at) and mask_of(options.features) is None:
-            return mesh, outputs  # all elements count
-        inside = rows_of_file(mesh, elements_inside(mesh, at, options.normalize, options.features), at)
+        if all_count(at, options.features, options.normalize):
+            return mesh, outputs
+        inside = rows_of_file(mesh, counted_elements(mesh, at, options.features, options.normalize), at)
         inside = inside if edges is None else inside[edges]
         return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,16 @@ from diffnet.train.correspondence.maps import measured_pairs
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
+from diffnet.train.options.labels import FurtherScore
 from diffnet.train.orientation import warn_of_tilted_items
 from diffnet.train.preprocessing import in_units, preprocess, standard_meshes, with_max_faces
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.run import surroundings, write_results
+from diffnet.train.run import write_scores
 from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
 from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
-from diffnet.train.tasks.task import ReportParts, Task, task_named
+from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.teeth import tooth_numbers
 
 
 def run_evaluation(
@@ -44,6 +46,7 @@ def run_evaluation(
     network: DiffusionNet,
     out: Path,
     *,
+    score: FurtherScore | None = None,
     zoomout: bool = False,
     save_maps: Path | None = None,
     map_format: str = "txt",
@@ -58,6 +61,8 @@ def run_evaluation(
     data: labeled meshes, or meshes in pairs for a correspondence
     network: one of `DiffusionNet.load` or `load_matching_network`, whose metadata say what it takes as input; see
         `network_input`
+    score: "teeth" for the scores of `teeth_scores`, and "roc-auc" or "average-precision" for scores of more than two
+        classes by their probabilities
     zoomout: of a correspondence, see `point_map_of`
     save_maps, map_format: of a correspondence: a folder that gets the map of each pair, and "txt", "csv" or "npy"
     ranks: those that share the meshes, see `connected`. Rank 0 writes the report, and all get the results.
@@ -66,7 +71,7 @@ def run_evaluation(
     other elements than the network's are converted, see `labels_at`. Returns the content of results.json. Its entry
     `scored_training_meshes` counts the scored meshes that the network was trained on. It is null if this isn't known.
 
-    Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `zoomout` or
+    Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `score`, `zoomout` or
     `save_maps` in another task; DataError for labels that can't be converted, for a label whose name the network lacks,
     and for a mesh or an own array that can't be used; and MetadataError, see `network_input`, and for pairs with a
     network of another task.
@@ -75,7 +80,10 @@ def run_evaluation(
     expected = network_input(network)
     ranks.shared(lambda: check_empty(out))
     task, targets = task_named(expected.options.task), expected.target_statistics
+    teeth = tooth_numbers(expected) if score == "teeth" else ()
     options = replace(expected.options, zoomout=zoomout)
+    if score is not None and score != "teeth":
+        options = replace(options, score=score)
     test_data = task.test_set(data, expected)
     writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
@@ -111,19 +119,22 @@ def run_evaluation(
         warn_of_tilted_items(items, options, jobs)
         predictions = in_units(spool, targets, items, options)
         scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
+        scored = replace(scored, teeth=teeth) if teeth else scored
         if writer is not None:
             writer(scored)
         train_hashes = expected.train_meshes
         overlap = None
         if train_hashes is not None:
             overlap = sum(content[:DIGITS] in train_hashes for content, *_ in contents_of(items, jobs))
-        facts = {**({"labels_at": at} if task.meshes_of_sample == 1 else {}), "scored_training_meshes": overlap}
+        facts = _about(test_data) | {"scored_training_meshes": overlap}
+        facts |= {"labels_at": at} if task.meshes_of_sample == 1 else {}
         if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
-        summary = {"In the training part": "not known" if overlap is None else str(overlap)}
-        return _write_scores(task, scored, test_data, out, facts, summary, device)
+        in_training = "not known" if overlap is None else str(overlap)
+        summary = {"Meshes": str(len(items)), "In the training part": in_training}
+        return write_scores(task, scored, out, facts, summary, device)
 
     return ranks.shared(report)
 
@@ -153,34 +164,15 @@ def score_maps(
     points = read_maps(files, data.test_shapes, base, needs_all=False)
     scored = measured_pairs(data, points, cache_dir=cache_dir, jobs=jobs, console=console)
     make_folder(out)
-    facts, summary = {"maps": as_text(str(maps))}, {"Maps": as_text(str(maps))}
-    return _write_scores(CORRESPONDENCE, scored, paired_meshes(data, 0), out, facts, summary, torch.device("cpu"))
+    facts = {**_about(paired_meshes(data, 0)), "maps": as_text(str(maps))}
+    summary = {"Meshes": str(len(data.test)), "Maps": as_text(str(maps))}
+    return write_scores(CORRESPONDENCE, scored, out, facts, summary, torch.device("cpu"))
 
 
-def _write_scores(
-    task: Task[Any, Any],
-    scored: Any,
-    data: LabeledMeshes,
-    out: Path,
-    facts: Mapping[str, Any],
-    summary: Mapping[str, str],
-    device: torch.device,
-) -> dict[str, Any]:
-    """Write the report of a task. facts: further entries of results.json, which is returned"""
-    results = {
-        "task": task.name,
-        **task.results(scored),
-        "test_meshes": len(data.test),
-        **facts,
-        **surroundings(device),
-        "divided": data.source,
-        "meshes": {"test": list(map(as_text, names_of(data.test)))},
-    }
-    rows = task.per_mesh(scored, results)
-    write_results(out, results, rows)
-    entries = {"Meshes": str(len(data.test)), **summary, "Date": results["date"][:10]}
-    task.write_report(scored, results, ReportParts(out, rows, entries))
-    return results
+def _about(data: LabeledMeshes) -> dict[str, Any]:
+    """The entries of results.json about the test part of a set."""
+    names = list(map(as_text, names_of(data.test)))
+    return {"test_meshes": len(names), "divided": data.source, "meshes": {"test": names}}
 
 
 def check_empty(out: Path) -> None:

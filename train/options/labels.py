@@ -18,6 +18,7 @@ BALANCED, _ = BY_FREQUENCY = "balanced", "sqrt"  # inverse to the frequencies of
 LabelLoss: TypeAlias = Literal["cross-entropy", "focal", "dice", "dice+cross-entropy", "generalized-dice"]
 LabelScore: TypeAlias = Literal["accuracy", "balanced-accuracy", "mean-iou", "dice", "roc-auc", "average-precision"]
 RANKED: tuple[LabelScore, ...] = ("roc-auc", "average-precision")  # scores of probabilities
+FurtherScore: TypeAlias = Literal["roc-auc", "average-precision", "teeth"]  # of `diffnet evaluate`
 
 
 @dataclass(frozen=True)

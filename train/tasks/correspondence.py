@@ -28,7 +28,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
 from diffnet.data.pairs.files import map_names, write_map
 from diffnet.data.pairs.shapes import Pair
-from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
+from diffnet.geometry import Operators, area_under_curve, mean_error
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
@@ -244,14 +244,14 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
-    """The template points of each mesh, or their faces, and then the second meshes of its pairs."""
+    """The template points of each mesh, and then the second meshes of its pairs."""
     partners: list[list[int]] = [[] for _ in shapes]
     for i, j in pairs:
         partners[i].append(j)
     truths = []
     for shape, numbers in zip(shapes, partners, strict=True):
-        template = shape.template.faces if isinstance(shape.template, SurfacePoints) else shape.template
-        truths.append(np.concatenate([*(() if template is None else (template,)), np.array(numbers, np.int64)]))
+        template = () if shape.template is None else (shape.template,)
+        truths.append(np.concatenate([*template, np.array(numbers, np.int64)]))
     return truths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from diffnet.geometry.files import as_text, write_atomically
 from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
+    SCORE_NAMES,
     accuracy,
     balanced_accuracy,
     class_scores,
@@ -38,6 +39,7 @@ from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, w
 from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
+TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
@@ -49,9 +51,26 @@ LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
 }
 
 
-def _number_or_none(score: float) -> float | None:
+def number_or_none(score: float) -> float | None:
     """The score, or None for NaN, which JSON doesn't have."""
     return None if math.isnan(score) else score
+
+
+def _score_texts(results: Mapping[str, Any], digits: int = 1) -> dict[str, str]:
+    """The scores in results.json as texts, by the names that people read. digits: of percentages"""
+    names = {"test_accuracy": "test accuracy" if scores_a_test(results) else "accuracy", **SCORE_NAMES}
+    names |= {"soft_accuracy": "accuracy by soft labels", **{name: name.upper() for name in TEETH}}
+    ranked = {"roc_auc", "average_precision", *TEETH}
+    return {
+        title: number(results[name]) if name in ranked else percent(results[name], digits)
+        for name, title in names.items()
+        if name in results
+    }
+
+
+def score_cells(scores: Iterable[float]) -> list[str]:
+    """Scores as cells of a table, empty for NaN."""
+    return ["" if math.isnan(score) else f"{score:.6g}" for score in scores]
 
 
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
@@ -194,7 +213,7 @@ class LabelTask(MeshTask):
             if memo["odds"]:
                 counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
                 scores += [roc_auc(counts), average_precision(counts)]
-            rows.append([as_text(name), int(matrix.sum()), *("" if math.isnan(s) else f"{s:.6g}" for s in scores)])
+            rows.append([as_text(name), int(matrix.sum()), *score_cells(scores)])
         return rows
 
     def results(self, scored: Scored) -> dict[str, Any]:
@@ -208,9 +227,9 @@ class LabelTask(MeshTask):
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-            "dice": _number_or_none(mean_dice(matrix)),
-            **({"roc_auc": _number_or_none(roc_auc(rankings))} if rankings else {}),
-            **({"average_precision": _number_or_none(average_precision(rankings))} if rankings else {}),
+            "dice": number_or_none(mean_dice(matrix)),
+            **({"roc_auc": number_or_none(roc_auc(rankings))} if rankings else {}),
+            **({"average_precision": number_or_none(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),
             "classes": [
                 {
@@ -245,16 +264,7 @@ class LabelTask(MeshTask):
         if ranking is not None:
             write_atomically(parts.out / "ranking.png", ranking)
 
-        titles = {
-            "test_accuracy": "Test accuracy" if scores_a_test(results) else "Accuracy",
-            "balanced_accuracy": "Balanced accuracy",
-            "mean_iou": "Mean IoU",
-            "dice": "Mean Dice",
-            "soft_accuracy": "Accuracy by soft labels",
-        }
-        ranked = {"roc_auc": "ROC-AUC", "average_precision": "Average precision"}
-        entries = {title: percent(results[name]) for name, title in titles.items() if name in results}
-        entries |= {title: number(results[name]) for name, title in ranked.items() if name in results}
+        entries = {name[0].upper() + name[1:]: text for name, text in _score_texts(results).items()}
         write_report(
             parts.out / "predictions.html",
             self.reported(scored, self.shown(scored)),
@@ -284,21 +294,12 @@ class LabelTask(MeshTask):
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The scores of each class as a table, and those of all classes as a line."""
         shown = results["classes"]
-        segments = "mean_iou" in results
-        table = Table("class", "elements" if segments else "meshes", "accuracy", "IoU")
+        table = Table("class", "elements" if "mean_iou" in results else "meshes", "accuracy", "IoU")
         for column in table.columns[1:]:
             column.justify = "right"
         for row in shown[:30]:
             table.add_row(row["name"], str(row["count"]), percent(row["accuracy"]), percent(row["iou"]))
         if len(shown) > 30:
             table.add_row(f"… {len(shown) - 30} more in results.json", "", "", "")
-        iou = f", mean IoU {percent(results['mean_iou'], 2)}" if segments else ""
-        if "roc_auc" in results:
-            iou += f", ROC-AUC {number(results['roc_auc'])}, average precision {number(results['average_precision'])}"
-        if "soft_accuracy" in results:
-            iou += f", accuracy by soft labels {percent(results['soft_accuracy'], 2)}"
-        name = "test accuracy" if scores_a_test(results) else "accuracy"
-        return table, (
-            f"{name} {percent(results['test_accuracy'], 2)}, balanced accuracy "
-            f"{percent(results['balanced_accuracy'], 2)}{iou}"
-        )
+        texts = _score_texts({name: value for name, value in results.items() if name != "dice"}, 2)
+        return table, ", ".join(f"{name} {text}" for name, text in texts.items())

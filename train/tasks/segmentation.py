@@ -21,11 +21,11 @@ from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
+from diffnet.train.metrics import mean_iou, mean_score, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.labels import LabelTask
+from diffnet.train.tasks.labels import TEETH, LabelTask, number_or_none, score_cells
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions
@@ -79,14 +79,31 @@ def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None
     write_vtp(file, mesh, {at: arrays | shares, "meshes": {"label_names": np.array(lines)}})
 
 
-def _entries_beside(mesh: Mesh) -> dict[str, Any]:
-    """What the JSON file with the labels of a mesh says of the whole mesh, such as `jaw` and `id_patient`."""
-    if mesh.path is None:
-        return {}
-    file = Path(mesh.path).with_name(f"{mesh_stem(mesh.path)}.json")
-    content = json.loads(text_of(file)) if file.is_file() and holds_labels(file) else None
-    entries = content if isinstance(content, dict) else {}
-    return {name: value for name, value in entries.items() if not isinstance(value, list)}
+def _json_beside(mesh: Mesh) -> Any:
+    """The content of the JSON file with the labels of a mesh, or an empty object."""
+    file = None if mesh.path is None else Path(mesh.path).with_name(f"{mesh_stem(mesh.path)}.json")
+    return json.loads(text_of(file)) if file is not None and file.is_file() and holds_labels(file) else {}
+
+
+def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | None) -> str:
+    """Labels in the form of the file beside the mesh, with what it says of the whole mesh, such as `jaw`."""
+    before = _json_beside(mesh)
+    if isinstance(before, list) and instances is None:
+        return json.dumps(labels)
+    entries = {} if isinstance(before, list) else before
+    name = "labels" if "labels" in entries or "sub_labels" not in entries else "sub_labels"
+    more = {} if instances is None else {"instances": instances.tolist()}
+    kept = {key: value for key, value in entries.items() if not isinstance(value, list)}
+    return json.dumps({**kept, name: labels, **more})
+
+
+def _colors_of(network: NetworkInput) -> NDArray[np.uint8]:
+    """The colors (C, 3) of the classes: those of the training files, if each class has one of its own."""
+    from diffnet.viz.palette import label_colors
+
+    black = (0, 0, 0)  # no label, in annotations
+    rows = [tuple(network.label_colors.get(name, black)) for name in network.label_names]
+    return np.array(rows, np.uint8) if len({black, *rows}) > len(rows) else label_colors(len(rows))
 
 
 def _soft_results(scored: Scored) -> dict[str, float]:
@@ -99,6 +116,21 @@ def _soft_results(scored: Scored) -> dict[str, float]:
         shares.append(soft_accuracy(TASK.classes_of(predicted), item.accepted, areas))
     numbers = [share for share in shares if not np.isnan(share)]
     return {"soft_accuracy": float(np.mean(numbers))} if numbers else {}
+
+
+def _teeth(scored: Scored) -> list[Sequence[float]]:
+    """The scores of the teeth of each mesh, if they are wanted. Teeth of the truth may be numbered in its JSON file."""
+    from diffnet.train.tasks.teeth import teeth_scores  # training needs no optimizer of SciPy
+
+    if scored.teeth and "teeth" not in scored.memo:
+        numbers, each = np.array([*scored.teeth, 0]), list[Sequence[float]]()
+        for (mesh, truth), predicted in zip(scored.cases(), scored.predictions, strict=True):
+            content = _json_beside(mesh)
+            single = content.get("instances") if isinstance(content, dict) else None
+            single = single if isinstance(single, list) and len(single) == len(truth) else None
+            each.append(teeth_scores(mesh.verts, numbers[truth], numbers[TASK.classes_of(predicted)], single))
+        scored.memo["teeth"] = each
+    return scored.memo.get("teeth", [])  # type: ignore[no-any-return]
 
 
 class Segmentation(LabelTask):
@@ -137,38 +169,40 @@ class Segmentation(LabelTask):
 
     def further_results(self, scored: Scored) -> dict[str, Any]:
         matrix = self.matrix_of(scored)
-        return {"mean_iou": mean_iou(matrix) if matrix.any() else None, **_soft_results(scored)}
+        columns = np.array(_teeth(scored)).T if scored.teeth else ()
+        teeth = {name: number_or_none(mean_score(each)) for name, each in zip(TEETH, columns, strict=False)}
+        return {"mean_iou": mean_iou(matrix) if matrix.any() else None, **_soft_results(scored), **teeth}
+
+    def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
+        rows = super().per_mesh(scored, results)
+        if not scored.teeth:
+            return rows
+        return [[*row, *more] for row, more in zip(rows, [TEETH, *map(score_cells, _teeth(scored))], strict=True)]
 
     def shown(self, scored: Scored) -> list[int]:
         return spread_over(self.worst_first(scored), SHOWN_MESHES)
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
-        suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
-        of_cortices = (".annot", ".label.gii") if at == "vertices" else ()
-        of_vtk = () if at == "edges" else (".vtp",)
-        return ".ply", ".txt", ".npy", ".csv", suffix[str(at)], *of_vtk, *of_cortices
+        suffixes = {"vertices": (".json", ".vtp", ".annot", ".label.gii"), "faces": (".seg", ".json", ".vtp")}
+        return ".ply", ".txt", ".npy", ".csv", *suffixes.get(str(at), (".eseg",))
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The labels as the numbers of the training files, the instances, and in meshes the probabilities."""
-        from diffnet.viz.palette import label_colors
-
-        mesh, classes = predicted.mesh, predicted.values.numpy()
-        instances = predicted.instances
+        mesh, classes, instances = predicted.mesh, predicted.values.numpy(), predicted.instances
         names, numbers = network.label_names, network.label_numbers
         if file.suffix.lower() in (".ply", ".vtp"):
             _write_mesh(file, predicted, network)
             return
         if mesh_suffix(file) in (".annot", ".label.gii"):
-            write_atomically(file, values_bytes(mesh_suffix(file), classes, names, label_colors(len(names))))
+            write_atomically(file, values_bytes(mesh_suffix(file), classes, names, _colors_of(network)))
             return
         labels = np.array([*numbers, UNLABELED], np.int64)[classes]  # an element without a prediction has class -1
         content: bytes | str
         if file.suffix.lower() == ".npy":
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
         elif file.suffix.lower() == ".json":
-            more = {} if instances is None else {"instances": instances.tolist()}
-            content = json.dumps({**_entries_beside(mesh), "labels": labels.tolist(), **more})
+            content = _json_text(mesh, labels.tolist(), instances)
         elif file.suffix.lower() == ".csv":
             columns = [("label", *labels.tolist()), ("name", *([*names, ""][i] for i in classes.tolist()))]
             if instances is not None:

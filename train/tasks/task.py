@@ -71,6 +71,7 @@ class NetworkInput:
     train_meshes: a hash of each mesh of the training part, see `contents_of`, or None if they aren't known
     label_numbers: the number of each class in label files. If these are not known, the names if all are whole numbers,
         else 0, 1, …
+    label_colors: see `LabeledMeshes`
     """
 
     options: TrainOptions
@@ -82,6 +83,7 @@ class NetworkInput:
     train_meshes: frozenset[str] | None = None
     label_numbers: tuple[int, ...] = ()
     condition_statistics: ArrayStatistics | None = None
+    label_colors: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Predicted(NamedTuple):
@@ -106,6 +108,7 @@ class Scored:
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
     vectors: the names of those among the targets of a regression, which are the first columns
     equal_weights: whether relative errors count all elements alike, and not by their areas
+    teeth: the FDI number of each class, if the scores of teeth are wanted, see `teeth_scores`
     """
 
     meshes: Sequence[LabeledMesh]
@@ -114,6 +117,7 @@ class Scored:
     labels_at: TargetsAt
     vectors: tuple[str, ...] = ()
     equal_weights: bool = False
+    teeth: tuple[int, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
     def truths(self) -> Iterator[NDArray[Any]]:

@@ -1,19 +1,8 @@
-"""The scores of the challenge 3DTeethSeg'22 (Ben-Hamadou et al. 2023) for predicted jaws.
-
-    python -m diffnet.benchmarks.tasks.teeth PREDICTIONS DATA --out FOLDER
-
-DATA is a folder of Teeth3DS: jaws NAME.obj, in subfolders of any depth, with NAME.json. PREDICTIONS has a file with the
-path of each jaw to score and the extension .json, as `diffnet predict … --format json` writes it. FOLDER gets
-teeth.csv, with a row for each jaw. The scores of a set are the means over its jaws.
-"""
+"""The scores of the challenge 3DTeethSeg'22 (Ben-Hamadou et al. 2023) for labeled jaws."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,11 +10,11 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from diffnet.geometry import load_mesh
-from diffnet.geometry.files import csv_text, make_folder, write_atomically
+from diffnet.geometry.errors import OptionError
+from diffnet.train.options.sides import are_teeth
+from diffnet.train.tasks.task import NetworkInput
 
 PENALTY = 5.0  # of a tooth without a partner, in sizes of the tooth
-NAMES = "tla", "tsa", "tir"
 NEAR = 0.5  # of an identified tooth, in sizes of the tooth
 
 
@@ -49,7 +38,7 @@ def teeth_scores(points: Any, truth: Any, predicted: Any, true_teeth: Any = None
     each direction. True and predicted teeth are partners so that the sum of the distances of their centers is smallest.
 
     tla: exp(−d), where d is the mean distance of the centers of partners in sizes of the true tooth. A tooth without a
-        partner counts as PENALTY times the length of its size.
+        partner counts as PENALTY times the length of its size. NaN without true teeth.
     tsa: the share of the points that are rightly a tooth or gum
     tir: the share of partners at a distance below NEAR with the same number
     """
@@ -64,12 +53,14 @@ def teeth_scores(points: Any, truth: Any, predicted: Any, true_teeth: Any = None
     labels, centers, sizes = _teeth_of(points, truth, true_teeth)
     predicted_labels, predicted_centers, _ = _teeth_of(points, predicted, teeth)
     rows, columns = linear_sum_assignment(cdist(centers, predicted_centers))
-    distances = np.linalg.norm((centers[rows] - predicted_centers[columns]) / sizes[rows], axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a tooth of one vertex has no size
+        distances = np.linalg.norm((centers[rows] - predicted_centers[columns]) / sizes[rows], axis=1)
     alone = np.setdiff1d(np.arange(len(labels)), rows)
     total = distances.sum() + PENALTY * np.linalg.norm(sizes[alone], axis=1).sum()
     is_same = (distances < NEAR) & (labels[rows] == predicted_labels[columns])
     tsa = float(((true_teeth != 0) == (teeth != 0)).mean())
-    return TeethScores(math.exp(-total / len(labels)), tsa, float(is_same.mean()) if len(is_same) else 0.0)
+    tla = math.exp(-total / len(labels)) if len(labels) else math.nan
+    return TeethScores(tla, tsa, float(is_same.mean()) if len(is_same) else 0.0)
 
 
 def _teeth_of(points: NDArray[Any], labels: NDArray[Any], teeth: NDArray[Any]) -> tuple[NDArray[Any], ...]:
@@ -81,30 +72,8 @@ def _teeth_of(points: NDArray[Any], labels: NDArray[Any], teeth: NDArray[Any]) -
     return np.array(numbers), centers, np.array(sizes).reshape(-1, 3)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("predictions", type=Path)
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    rows: list[list[Any]] = []
-    for file in sorted(options.predictions.rglob("*.json")):
-        jaw = options.data / file.relative_to(options.predictions)
-        if not jaw.is_file():
-            parser.error(f"{jaw}: there is no such file for {file}")
-        true, predicted = (json.loads(each.read_text()) for each in (jaw, file))
-        points = load_mesh(jaw.with_suffix(".obj")).verts
-        instances = true.get("instances"), predicted.get("instances")
-        scores = teeth_scores(points, true["labels"], predicted["labels"], *instances)
-        rows.append([jaw.relative_to(options.data).with_suffix("").as_posix(), *scores])
-    if not rows:
-        parser.error(f"{options.predictions}: there are no predictions (.json)")
-    make_folder(options.out)
-    write_atomically(options.out / "teeth.csv", csv_text([["jaw", *NAMES], *rows]))
-    means = np.mean([row[1:] for row in rows], axis=0)
-    print(*(f"{name.upper()} {value:.4f}" for name, value in zip(NAMES, means, strict=True)), sep=", ")
-
-
-if __name__ == "__main__":
-    main()
+def tooth_numbers(network: NetworkInput) -> tuple[int, ...]:
+    """The FDI number of each class of a network. Raises OptionError for one of other classes or at other elements."""
+    if network.labels_at != "vertices" or not are_teeth([str(number) for number in network.label_numbers]):
+        raise OptionError("score is teeth, which is for networks that label vertices with FDI numbers of teeth")
+    return network.label_numbers
