@@ -170,6 +170,7 @@ def run_training(
             write_atomically(out / "curves.png", curves)
             summary = {
                 "Meshes": meshes_text(parts),
+                "Left out": "; ".join(results["left_out"]),
                 "Epochs": str(results["judged_epoch"]),
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -212,6 +212,7 @@ def index_dataset(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
@@ -225,13 +226,14 @@ def index_dataset(
         warning. Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
+    without: meshes to leave out, as in `reasons` of an error. The others are divided as with these.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
         a script.
 
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -246,13 +248,14 @@ def index_classes(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -268,13 +271,14 @@ def index_targets(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 

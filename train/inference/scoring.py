@@ -181,11 +181,13 @@ def _write_scores(
         **facts,
         **surroundings(device),
         "divided": data.source,
+        "left_out": list(map(as_text, data.left_out)),
         "meshes": {"test": list(map(as_text, names_of(data.test)))},
     }
     rows = task.per_mesh(scored, results)
     write_results(out, results, rows)
-    entries = {"Meshes": str(len(data.test)), **summary, "Date": results["date"][:10]}
+    entries = {"Meshes": str(len(data.test)), "Left out": "; ".join(results["left_out"]), **summary}
+    entries["Date"] = results["date"][:10]
     task.write_report(scored, results, ReportParts(out, rows, entries))
     return results
 
