@@ -178,7 +178,8 @@ class PreparedSamples(LazySequence[Sample]):
                 )
                 if failed:
                     lines = [_with_name(items[missing[n]].name, reason) for n, reason in failed.items()]
-                    raise DataError(f"{len(failed)} of {len(items)} meshes can't be used: {some_reasons(lines)}")
+                    message = f"{len(failed)} of {len(items)} meshes can't be used: {some_reasons(lines)}"
+                    raise DataError(message).about({line.partition(": ")[0]: line for line in lines})
                 every = gathered([not self._kept, [(missing[n], row.result()) for n, row in rows.items()]])
                 for i, row in (each for _, part in every for each in part):
                     facts[i] = row

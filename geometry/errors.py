@@ -2,19 +2,34 @@
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 MAX_REASONS = 5  # in one error message, and names of what has the same reason
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E", bound="DiffnetError")
 
 
 class DiffnetError(Exception):
     """Base class of the errors that a user of this library can fix. The message says what to change.
 
     The command line prints such an error as one line. Every other error is a bug, and shows its traceback.
+
+    reasons: what is wrong with files of a data set that cause the error, by their paths. By default, the message, by
+        the path with which it begins.
     """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.reasons: Mapping[str, str] = {str(self).partition(": ")[0]: str(self)}
+
+    def about(self: E, files: Any) -> E:
+        """The error with other `reasons`. files: these, or the file that the message is about"""
+        entries = files if isinstance(files, Mapping) else {files: str(self)}
+        self.reasons = {os.fspath(file): reason for file, reason in entries.items()}
+        return self
 
 
 class MeshError(DiffnetError, ValueError):

@@ -30,7 +30,8 @@ def mesh_axes(mesh: Mesh) -> Tensor:
     third one E[p_3³] ≥ 0. If two variances are about equal, small changes of the mesh may exchange their axes. If one
     of the expectations is about 0, they may turn the axes by 180°.
     """
-    mass = torch.from_numpy(element_areas(mesh, "vertices") if len(mesh.faces) else np.ones(len(mesh.verts)))
+    areas = element_areas(mesh, "vertices")
+    mass = torch.from_numpy(areas if areas.any() else np.ones(len(mesh.verts)))
     verts = torch.from_numpy(mesh.verts)
     offsets = verts - mass @ verts / mass.sum()
     _, axes = torch.linalg.eigh(offsets.mT @ (mass[:, None] * offsets))

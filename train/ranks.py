@@ -81,18 +81,25 @@ class Ranks:
         return self.store is None
 
     def shared(self, make: Callable[[], Any]) -> Any:
-        """The value that rank 0 makes."""
+        """The value that rank 0 makes. All ranks raise an error that the user can fix."""
         self._calls += 1
         if self.store is None:
             return make()
         if self.is_first:
-            self._put(f"{self._calls}", make())
-        return self._get(f"{self._calls}")
+            try:
+                self._put(f"{self._calls}", [make(), None, {}])
+            except DiffnetError as error:
+                self._put(f"{self._calls}", [None, str(error), error.reasons])
+                raise
+        value, message, reasons = self._get(f"{self._calls}")
+        if message is not None:
+            raise DiffnetError(message).about(reasons)
+        return value
 
     def after_first(self, work: Callable[[], T]) -> T:
         """Rank 0 calls a function, and then the others do so, which find in the cache what rank 0 has stored there."""
-        values = [work()] if self.is_first else []
-        self.shared(lambda: None)
+        values: list[T] = []
+        self.shared(lambda: values.append(work()))
         return values[0] if values else work()
 
     def gathered(self, value: Any, meanwhile: Callable[[], Any] = lambda: None) -> list[Any]:

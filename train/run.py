@@ -166,6 +166,7 @@ def run_training(
             write_atomically(out / "curves.png", curves)
             summary = {
                 "Meshes": meshes_text(parts),
+                "Left out": "; ".join(facts["left_out"]),
                 "Epochs": str(len(judged["history"])),
                 "Training": f"{seconds:.0f} s on {surroundings(device)['device']}",
             }

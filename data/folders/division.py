@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -54,6 +54,7 @@ class Rule:
     files: a pattern that the paths of the meshes below the folder of the set match, or None, see `meshes_by`
     fold: (i, k): the i-th of k folds, from 0, is the test part of a random division, instead of a fraction. None for no
         folds.
+    without: the reasons of meshes that are left out, by their paths. The others are divided as with these.
     """
 
     test_fraction: float
@@ -63,6 +64,7 @@ class Rule:
     min_tests: int = 1
     files: str | None = None
     fold: tuple[int, int] | None = None
+    without: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
@@ -104,6 +106,12 @@ class Division(Generic[T]):
         return Division(
             {part: list(map(make, items)) for part, items in self.parts.items()}, self.source, self.left_out
         )
+
+    def without(self, reasons: Mapping[str, str], path_of: Callable[[T], str] = str) -> Division[T]:
+        """The division without the items of some paths. reasons: by these, for `left_out`"""
+        parts = {part: [item for item in items if path_of(item) not in reasons] for part, items in self.parts.items()}
+        texts = [reasons[path] for path in map(path_of, self.every) if path in reasons]
+        return replace(self, parts=parts, left_out=(*self.left_out, *texts))
 
     def of_test(self) -> Division[T]:
         """The test part alone."""
@@ -386,11 +394,12 @@ def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:
 
 
 def _check(root: Path, division: Division[Path], rule: Rule, name_of: Callable[[Path], str]) -> Division[Path]:
-    """Raises DataError for an empty part that is needed, and for a name that occurs twice.
+    """The division without what is left out. Raises DataError for an empty part that is needed, and for equal names.
 
     Meshes of one name would share one label file, and lists may name a mesh twice.
     """
     check_fold(rule.fold, division.source)
+    division = division.without(rule.without)
     seen: dict[str, str] = {}
     for part, meshes in division.parts.items():
         if not meshes and part in rule.needed:

@@ -139,7 +139,8 @@ def _paired(
         folder = os.path.dirname(missing[0])
         names, looked = listing(mesh.name for mesh in missing), ", ".join(map(str, places[folder]))
         near = _near(missing[0], places[folder], suffixes)
-        raise DataError(f"{folder}: no labels ({', '.join(suffixes)}) for {names}, looked in {looked}{near}")
+        message = f"{folder}: no labels ({', '.join(suffixes)}) for {names}, looked in {looked}{near}"
+        raise DataError(message).about({mesh: f"{mesh}: no labels ({', '.join(suffixes)})" for mesh in missing})
     return paired
 
 

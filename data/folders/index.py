@@ -123,10 +123,11 @@ def indexed(
                 _store(place, new)
         if failed:
             # Files of labels are in the order of the meshes, and there may be more of them before.
-            meshes = {n for entries in keys.values() for n, key in enumerate(entries, -len(entries)) if key in failed}
-            total = max(map(len, files.values()))
-            count = "" if total == 1 else f"{len(meshes)} of {total} meshes can't be used: "
-            raise DataError(count + some_reasons([*failed.values()]))
+            rows = {n: key for row in keys.values() for n, key in enumerate(row, -len(row)) if key in failed}
+            total, meshes = max(map(len, files.values())), files.get("mesh", ())
+            count = "" if total == 1 else f"{len(rows)} of {total} meshes can't be used: "
+            reasons = {meshes[n] if -n <= len(meshes) else key[1]: failed[key] for n, key in rows.items()}
+            raise DataError(count + some_reasons([*failed.values()])).about(reasons)
         table |= new
     return {kind: [table[key] for key in entries] for kind, entries in keys.items()}
 

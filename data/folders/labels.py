@@ -160,7 +160,7 @@ def find_elements(pairs: Sequence[Pair], at: LabelsAt | None = None) -> LabelsAt
         )
     for mesh, sizes, file, facts in distinct:
         if facts.rows >= 0 and not sizes.fits(facts.rows, at):
-            raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}")
+            raise DataError(f"{file}: {facts.rows} {words[0]}, but {mesh} has {sizes.shown(at)}").about(mesh)
         if at == "vertices":
             check_vertex_numbers(mesh, file)
     return at
@@ -174,7 +174,8 @@ def _decided(pairs: Sequence[Pair], noun: str, verb: str) -> LabelsAt | None:
         fitting = [facts.at] if facts.at else [at for at in possible if sizes.fits(facts.rows, at)][:2]
         if not fitting:
             shown = [sizes.shown(at) for at in possible]
-            raise DataError(f"{file}: {facts.rows} {noun}, but {mesh} has {', '.join(shown[:-1])} and {shown[-1]}")
+            text = f"{file}: {facts.rows} {noun}, but {mesh} has {', '.join(shown[:-1])} and {shown[-1]}"
+            raise DataError(text).about(mesh)
         if len(fitting) == 1 or fitting[1] == "edges":
             decided.setdefault(fitting[0], file)
     if len(decided) > 1:
@@ -276,7 +277,8 @@ def place_labels(mesh: Mesh, labels: NDArray[np.int64], at: LabelsAt, source: Fi
     if source.elements is not None:
         if source.elements.max(initial=-1) >= mesh.polygon_count:
             size = MeshFacts(0, len(mesh.faces), mesh.polygon_count, 0, "").shown("faces")
-            raise DataError(f"{source.path}: there is no face {source.elements.max() + 1}, {mesh.name} has {size}")
+            text = f"{source.path}: there is no face {source.elements.max() + 1}, {mesh.name} has {size}"
+            raise DataError(text).about(mesh.path or mesh.name)
         listed, labels = labels, np.full(mesh.polygon_count, UNLABELED, np.int64)
         labels[source.elements] = listed
     return on_triangles(mesh, labels, at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -92,14 +92,14 @@ def find_target_rows(
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    rows, names = _numbered_rows(table, rule.files, targets, conditions)
+    rows, names = _numbered_rows(table, rule, targets, conditions)
     return _parts_of_table(table, rows, rule), names
 
 
 def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
     """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
     lines, _, _ = _lines_of_columns(table, rule.files, columns, ())
-    return _parts_of_table(table, _table_rows(table, lines, len(columns)), rule)
+    return _parts_of_table(table, _table_rows(table, lines, len(columns), rule.without), rule)
 
 
 def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
@@ -111,11 +111,12 @@ def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
 
 
 def _numbered_rows(
-    table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
+    table: Path, rule: Rule | None, targets: Sequence[str] | None, conditions: Sequence[str]
 ) -> tuple[list[Row], list[str]]:
     """The meshes in a table with their numbers, and the names of the columns of targets, see `find_target_rows`."""
+    files, without = (rule.files, rule.without) if rule else (None, ())
     lines, names, conditions = _lines_of_columns(table, files, targets, conditions)
-    rows = _table_rows(table, lines, len(names) + len(conditions))
+    rows = _table_rows(table, lines, len(names) + len(conditions), without)
     for i, ((number, _), row) in enumerate(zip(lines, rows, strict=True)):
         cells = zip([*names, *conditions], row.cells, strict=True)
         values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in cells]
@@ -127,9 +128,9 @@ def _numbered_rows(
     return rows, names
 
 
-def table_conditions(table: Path, files: str | None, names: Sequence[str]) -> dict[Path, Mapping[str, float]]:
-    """The conditions of the meshes in a table, by their resolved paths. files: a pattern, see `meshes_by`"""
-    return {row.path.resolve(): row.conditions for row in _numbered_rows(table, files, (), names)[0]}
+def table_conditions(table: Path, rule: Rule | None, names: Sequence[str]) -> dict[Path, Mapping[str, float]]:
+    """The conditions of the meshes in a table, by their resolved paths."""
+    return {row.path.resolve(): row.conditions for row in _numbered_rows(table, rule, (), names)[0]}
 
 
 def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence[str]) -> list[dict[str, float]]:
@@ -224,7 +225,8 @@ def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[s
     """The rows of each part, by their own splits, else by `divide`."""
     if rows[0].split:
         check_fold(rule.fold, source)
-        return Division(in_parts((row.split or "test", row) for row in rows), source)
+        parts = Division(in_parts((row.split or "test", row) for row in rows), source)
+        return parts.without(rule.without, lambda row: str(row.path))
     numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
     first: dict[int, Row] = {}
     for row in rows if numbers.source.startswith(AT_RANDOM) and rule.group_by is None else ():
@@ -233,7 +235,7 @@ def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[s
                 f"{root}: {other.name} and {row.name} are of one participant, and a random division would part them. "
                 "Add --group-by with a pattern of the ids, such as '^[^/]+'"
             )
-    return numbers.of(rows.__getitem__)
+    return numbers.of(rows.__getitem__).without(rule.without, lambda row: str(row.path))
 
 
 def _class_folders(root: Path, rule: Rule) -> _Rows:
@@ -298,7 +300,7 @@ def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
             raise DataError(
                 f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
             )
-    return _table_rows(table, lines, 1), f"by the table {table.name}", []
+    return _table_rows(table, lines, 1, rule.without), f"by the table {table.name}", []
 
 
 def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
@@ -327,10 +329,10 @@ def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
     return expanded
 
 
-def _table_rows(table: Path, lines: list[_Line], columns: int) -> list[Row]:
+def _table_rows(table: Path, lines: list[_Line], columns: int, without: Collection[str]) -> list[Row]:
     """The meshes of the lines of a table: a file, whose name is relative to the table, cells, and perhaps a split.
 
-    columns: the number of cells between file and split
+    columns: the number of cells between file and split. without: see `Rule`
 
     Raises DataError for a mesh that is missing or there twice, for a split that names no part, and if only some lines
     have one.
@@ -341,8 +343,8 @@ def _table_rows(table: Path, lines: list[_Line], columns: int) -> list[Row]:
     rows: list[Row] = []
     for number, (file, *cells) in lines:
         place, path = f"{table}, line {number}", table.parent / file
-        if not path.is_file():
-            raise DataError(f"{place}: {path}: no such file")
+        if not path.is_file() and str(path) not in without:
+            raise DataError(f"{place}: {path}: no such file").about(path)
         if mesh_suffix(path) not in FORMATS:
             raise DataError(f"{place}: {file} is no mesh ({', '.join(FORMATS)}, also with .gz)")
         if seen.setdefault(path, number) != number:

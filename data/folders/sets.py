@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -222,6 +222,7 @@ def index_dataset(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
@@ -235,13 +236,14 @@ def index_dataset(
         warning. Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
+    without: meshes to leave out, as in `reasons` of an error. The others are divided as with these.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
         a script.
 
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _dataset(path, layout, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -257,13 +259,14 @@ def index_classes(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _classes(path, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -279,13 +282,14 @@ def index_targets(
     needs_train: bool = True,
     files: str | None = None,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -406,7 +410,7 @@ def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Se
 def _with_table(rows: Division[Row], root: Path, rule: Rule, names: Sequence[str]) -> Division[Row]:
     """The meshes of a set with labels, with those conditions that its table has."""
     table = root if root.is_file() else root / CLASS_TABLE
-    by_path = table_conditions(table, rule.files, names) if names and table.is_file() else {}
+    by_path = table_conditions(table, rule, names) if names and table.is_file() else {}
     return rows.of(lambda row: row._replace(conditions=by_path.get(row.path.resolve(), {})))
 
 

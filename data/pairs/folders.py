@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
@@ -43,6 +43,7 @@ def load_pairs(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     fold: tuple[int, int] | None = None,
+    without: Mapping[str, str] | None = None,
 ) -> MeshPairs:
     """Read a set of meshes in pairs, from one or several folders.
 
@@ -60,6 +61,7 @@ def load_pairs(
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
+    without: see `index_dataset`
 
     Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes. The set may have none.
 
@@ -81,7 +83,7 @@ def load_pairs(
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
-    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2, fold=fold)
+    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2, fold=fold, without=without or {})
     folders = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)
@@ -102,7 +104,7 @@ def load_pairs(
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
     data = _registered(data) if registered else _with_correspondences(data, homes, base)
-    data = _with_pairs(data, folders, which, needs_train)
+    data = _with_pairs(data, folders, which, rule)
     # A shape with a place for every template point is whole.
     for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
@@ -249,19 +251,19 @@ def _pair_rule(folders: Sequence[str | os.PathLike[str]], rule: str | os.PathLik
     return os.fspath(rule)
 
 
-def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], rule: str, needs_train: bool) -> MeshPairs:
-    is_list = rule not in RULES
+def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], which: str, rule: Rule) -> MeshPairs:
+    is_list = which not in RULES
     parts: dict[str, list[Pair]] = {}
     for part, shapes, others in (("train", data.train, data.test), ("test", data.test, data.train)):
-        pairs = _listed_pairs(shapes, others, Path(rule)) if is_list else []
+        pairs = _listed_pairs(shapes, others, Path(which), rule) if is_list else []
         for i, j in pairs:
             if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
-                raise DataError(f"{rule}: there is no map from {shapes[i].name} to {shapes[j].name}")
+                raise DataError(f"{which}: there is no map from {shapes[i].name} to {shapes[j].name}")
         if not is_list or (not pairs and part == "train"):
-            pairs = _pairs_by(data, shapes, "all" if is_list else rule)
-        if not pairs and (needs_train or part == "test"):
+            pairs = _pairs_by(data, shapes, "all" if is_list else which)
+        if not pairs and (rule.needs_train or part == "test"):
             raise DataError(
-                f"{folders[0]}: there are no pairs ({rule}) of {part} meshes. This part has "
+                f"{folders[0]}: there are no pairs ({which}) of {part} meshes. This part has "
                 f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
             )
         for first, second in ((shapes[i], shapes[j]) for i, j in pairs):
@@ -290,14 +292,18 @@ def _pairs_by(data: MeshPairs, shapes: list[PairShape], rule: str) -> list[Pair]
     return [way for way in ways if way is not None]
 
 
-def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path) -> list[Pair]:
+def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path, rule: Rule) -> list[Pair]:
     """The pairs of a list file, in its order. others: the meshes of the other part, whose pairs are left out
+
+    rule: pairs of the meshes that it leaves out are left out, too
 
     Raises DataError for an unknown name, and for a pair of a training and a test mesh. The message names the line.
     """
     places = {shape.name: i for i, shape in enumerate([*shapes, *others])}
-    pairs = []
+    pairs, stems = [], {mesh_stem(mesh) for mesh in rule.without}
     for number, names in pair_lines(path):
+        if any(_find(places, name) is None and mesh_stem(name) in stems for name in names):
+            continue
         pair = []
         for name in names:
             place = _find(places, name)

@@ -30,8 +30,6 @@ OTHERS = {  # options of other programs, which the pages mention
 FILES = {("train", "txt"), ("data", "py"), ("data", "pyg")}  # the last is a module, imported by name
 
 
-# Pages whose blocks may be wider: the walkthroughs have the lines of the code, and the others still have wide lines.
-WIDE = {"CONTRIBUTING.md", "correspondence.md", "regression.md"}
 WIDEST = 84  # characters of a line of a code block that the site shows whole
 
 
@@ -49,7 +47,7 @@ def code(page: Path) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in WIDE], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_is_narrow(page: Path) -> None:
     text = re.sub("<!--.*?-->", "", page.read_text(), flags=re.DOTALL)
     blocks = re.findall(r"^( *)```(?:python|sh)\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)

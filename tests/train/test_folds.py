@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,53 @@ def test_folds_of_a_set_that_is_divided(tmp_path: Path) -> None:
     output("train", "segmentation", "--out", tmp_path / "run", *where)  # nothing of the first call is in the way
     line = complaint("train", "segmentation", "--out", tmp_path / "other", "--resume", *where)
     assert "there are no folds in this folder to resume" in line
+
+
+def spoil(data: Path, task: str) -> list[str]:
+    """Make files of a set of `write_set` unusable, in all ways that a set of the task has. → their names"""
+    if task == "segmentation":
+        write_balls(data, 9)
+    damaged, flat = (next(data.rglob(f"m{i}.obj")) for i in (0, 1))
+    damaged.write_text("v 0 zero 0\nf 1 2 3\n")
+    flat.write_text("v 0 0 0\n" * 42 + "f 1 2 3\n")  # only its operators can't be computed
+    names = [damaged.name, flat.name]
+    if task == "segmentation":
+        (data / "m2.txt").unlink()
+        (data / "m3.txt").write_text("1\n" * 41)
+        (data / "m4.txt").write_text("one\ntwo\n3\n")
+        names += ["m2.obj", "m3.txt", "m4.txt, line"]
+    if task == "regression":
+        with (data / "targets.csv").open("a") as table:
+            table.write("\ngone.obj,3")
+        names += ["gone.obj"]
+    if task == "correspondence":
+        for i in (6, 7):
+            write_ball(data / f"m{i}.obj", i)
+            np.savetxt(data / f"m{i}.vts", range(1, 43), fmt="%d")
+        (data / "m2.vts").unlink()
+        (data / "test_pairs.txt").write_text("m4 m5\nm0 m4\nm1 m4\nm2 m4\n")
+        names += ["m2.obj"]
+    return names
+
+
+@pytest.mark.parametrize("task", SCORES)
+def test_unusable_meshes_are_left_out(task: str, tmp_path: Path) -> None:
+    """Training, also in folds, and `evaluate` name them in results.json, on the page and on the terminal."""
+    data, more = write_set(tmp_path / "data", task)
+    names, out, where = spoil(data, task), tmp_path / "run", ["--data", data, "--cache", tmp_path / "cache"]
+    train = ["train", task, "--out", out, *where, *TINY, *more, "--features", "xyz"]
+    complaint(*train)
+    text = output(*train, "--skip-unusable", *(["--folds", 2] if task == "segmentation" else []))
+    out = out / "fold_2" if task == "segmentation" else out
+    text += output("evaluate", "--checkpoint", out, "--out", tmp_path / "scores", *where, "--skip-unusable")
+    for folder in (out, tmp_path / "scores"):
+        reasons = results_of(folder)["left_out"]
+        assert len(reasons) == len(names)
+        assert all(any(name in reason for reason in reasons) for name in names)
+        assert all(f"left out: {reason}\n" in text for reason in reasons)
+        assert "<dt>Left out</dt>" in (folder / "predictions.html").read_text()
+    for file in data.rglob("*.obj"):
+        file.write_text("v 0 zero 0\nf 1 2 3\n")
+    assert re.search(
+        "no (train |test )?(meshes|pairs)|has no", complaint(*train, "--skip-unusable", "--out", tmp_path / "none")
+    )

@@ -325,10 +325,13 @@ def results(out: Path) -> Any:
 
 @pytest.mark.usefixtures("addresses")
 def test_training_and_evaluation(tmp_path: Path) -> None:
-    """Batches of three: the last one has one mesh, so one of the ranks has none."""
+    """Batches of three: the last one has one mesh, so one of the ranks has none. Two meshes can't be used."""
     data = write_set(tmp_path / "set")
     labels, pairs = ((data / name).rename(tmp_path / name) for name in ("labels", "pairs"))
-    same = ["--cache", tmp_path / "cache", *SMALL, "--batch-meshes", 3]
+    for name, vertex in (("damaged", "v 0 zero 0\n"), ("flat", "v 0 0 0\n")):
+        (labels / "test" / f"{name}.obj").write_text(3 * vertex + "f 1 2 3\n")
+        (labels / "test" / f"{name}.txt").write_text("0\n0\n1\n")
+    same = ["--cache", tmp_path / "cache", "--skip-unusable", *SMALL, "--batch-meshes", 3]
     weighted = ["--loss", "focal", "--class-weights", "balanced"]
     trainings: dict[str, list[object]] = {
         "labels": ["segmentation", "--data", labels, "--features", "xyz+normals", "--mirror", *weighted],
@@ -343,6 +346,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
             for name, own in trainings.items()
         ]
         scored = ["--checkpoint", tmp_path / "one" / "labels" / "last.pt", "--cache", tmp_path / "cache"]
+        scored += ["--skip-unusable"]
         return [*every, ["evaluate", "--data", labels, *scored, "--out", out / "scores"]]
 
     one = [diffnet(*command) for command in commands(tmp_path / "one")]
@@ -362,6 +366,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         files = [{path.name for path in (tmp_path / out / name).iterdir()} for out in ("one", "two")]
         assert files[0] == files[1]
     assert results(tmp_path / "two" / "scores") == results(tmp_path / "one" / "scores")
+    assert len(results(tmp_path / "two" / "scores")["left_out"]) == 2
     assert "--batch-meshes should be at least 2, one mesh for each rank, got 1" in first[6][2]
     assert first[6][1] == ""  # no data were read
     assert "is dice, which is no mean over elements" in first[7][2]

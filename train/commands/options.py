@@ -57,6 +57,7 @@ class RunOptions:
         least=2,
         metavar="N",
     )
+    skip_unusable: bool = option(False, RUN, "Go on without meshes that can't be used. The report names them.")
     resume: bool = option(False, RUN, "Resume the run in --out with its options; --data is repeated.")
 
 

@@ -30,7 +30,7 @@ from diffnet.train.commands.options import (
     parameters,
     with_parameters,
 )
-from diffnet.train.commands.training import find_data, print_results
+from diffnet.train.commands.training import find_data, print_results, without_unusable
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, tasks_with
 from diffnet.train.options.labels import FurtherScore
@@ -358,13 +358,13 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
 
 
 _SET_OPTIONS = "layout", "files", "pairs", "base", "registered"
-_NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "zoomout"
+_NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "zoomout", "skip_unusable"
 
 
 @with_parameters(
     *parameters(SetOptions, _SET_OPTIONS),
     *parameters(TrainOptions, ("labels", "targets", "zoomout"), {**vars(TrainOptions()), "labels": None}),
-    *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
+    *parameters(RunOptions, ("device", "cache", "jobs", "skip_unusable"), panel=None),
 )
 def evaluate(
     data: Annotated[
@@ -425,9 +425,7 @@ def evaluate(
         from diffnet.train.ranks import connected
         from diffnet.train.tasks.task import task_named
 
-    targets, labels, zoomout, cache, jobs = (
-        options[name] for name in ("targets", "labels", "zoomout", "cache", "jobs")
-    )
+    targets, labels, zoomout, cache = (options[name] for name in ("targets", "labels", "zoomout", "cache"))
     with connected() as ranks:
         device = pick_device(options["device"])
         ranks.shared(lambda: check_empty(out))
@@ -464,15 +462,20 @@ def evaluate(
             seed=seed,
             channels=len(expected.label_names),
             needs_train=False,
-            jobs=jobs,
+            jobs=options["jobs"],
         )
-        dataset = ranks.after_first(lambda: task.load([place], how, expected.options))
-        console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
-        for text in dataset.left_out:
-            console.print(f"left out: {text}", soft_wrap=True)
-        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
-        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt", "score": score}
-        results = run_evaluation(dataset, network, out, **where)
+        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": how.jobs, "ranks": ranks}
+        where |= {"console": console, "zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
+        where["score"] = score
+
+        def run() -> dict[str, Any]:
+            dataset = ranks.after_first(lambda: task.load([place], how, expected.options))
+            console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
+            for text in dataset.left_out:
+                console.print(f"left out: {text}", soft_wrap=True)
+            return run_evaluation(dataset, network, out, **where)
+
+        results = without_unusable(options["skip_unusable"], how.without, run)
     if ranks.is_first:
         print_results(task, results, out)
 

@@ -14,6 +14,7 @@ import typer
 from diffnet.data.feature_names import with_mask
 from diffnet.data.folders.division import check_fold
 from diffnet.data.options import Preprocessing
+from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.options import Architecture, declared
@@ -122,6 +123,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
     call = Call(task, data, out, arguments, _chosen(arguments.pop("context"), arguments))
+    arguments["without"] = {}  # all folds add to it
 
     def trained(ranks: Ranks) -> None:
         folds, resume = arguments["folds"], arguments["resume"]
@@ -181,10 +183,14 @@ def _run(call: Call, ranks: Ranks) -> None:
         start_network(options, network)  # raises
     ranks.shared(lambda: check_folder(out, resume))
     make_folder(arguments["cache"])
-    dataset, options = ranks.after_first(lambda: _loaded(call, options, before))
     how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
     where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
-    print_results(task, run_training(dataset, options, out, ranks=ranks, start=network, **where, **how), out)
+
+    def run() -> dict[str, Any]:
+        dataset, adapted = ranks.after_first(lambda: _loaded(call, options, before))
+        return run_training(dataset, adapted, out, ranks=ranks, start=network, **where, **how)
+
+    print_results(task, without_unusable(arguments["skip_unusable"], arguments["without"], run), out)
 
 
 def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tuple[LabeledMeshes, TrainOptions]:
@@ -197,12 +203,31 @@ def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tup
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}
-    how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=call.fold)
+    how = SetOptions(**sets, **{name: arguments[name] for name in ("cache", "jobs", "without")}, fold=call.fold)
     dataset = task.load(data, how, options)
     check_fold(call.fold, dataset.source)  # also of shards and of generated sets
     if before is None:
         options = task.adapted(dataset, options, call.chosen)
     return dataset, options
+
+
+def without_unusable(skip: bool, without: dict[str, str], work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The result of a function, which is called again without the meshes that it can't use, if `skip` is true.
+
+    without: the reasons of meshes to leave out, by their files; it grows
+
+    Raises the errors of `work` that are about no further mesh.
+    """
+    while True:
+        try:
+            return work()
+        except DiffnetError as error:
+            more = {file: reason for file, reason in error.reasons.items() if file not in without}
+            if not skip or not more:
+                for reason in (reason for reason in without.values() if reason != str(error)):
+                    console.print(f"left out: {reason}", soft_wrap=True)
+                raise
+            without |= more
 
 
 def _hint(out: Path, arguments: Mapping[str, Any]) -> str:

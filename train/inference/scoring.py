@@ -133,7 +133,8 @@ def run_evaluation(
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
         in_training = "not known" if overlap is None else str(overlap)
-        summary = {"Meshes": str(len(items)), "In the training part": in_training}
+        summary = {"Meshes": str(len(items)), "Left out": "; ".join(facts["left_out"])}
+        summary["In the training part"] = in_training
         return write_scores(task, scored, out, facts, summary, device)
 
     return ranks.shared(report)
@@ -171,8 +172,8 @@ def score_maps(
 
 def _about(data: LabeledMeshes) -> dict[str, Any]:
     """The entries of results.json about the test part of a set."""
-    names = list(map(as_text, names_of(data.test)))
-    return {"test_meshes": len(names), "divided": data.source, "meshes": {"test": names}}
+    names, left_out = list(map(as_text, names_of(data.test))), list(map(as_text, data.left_out))
+    return {"test_meshes": len(names), "divided": data.source, "left_out": left_out, "meshes": {"test": names}}
 
 
 def check_empty(out: Path) -> None:

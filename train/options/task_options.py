@@ -25,7 +25,7 @@ class SetOptions(Checked):
     targets, conditions, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
     fold: see `load_dataset`
-    jobs: see `index_dataset`
+    jobs, without: see `index_dataset`. The values of `without` are reasons, which the report has.
     """
 
     layout: Layout = option("auto", None, "Layout of a folder for segmentation; auto detects it.")
@@ -67,13 +67,12 @@ class SetOptions(Checked):
     needs_train: bool = True
     fold: tuple[int, int] | None = None
     jobs: int | None = None
+    without: dict[str, str] = field(default_factory=dict)
 
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        return {
-            name: getattr(self, name)
-            for name in ("conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs")
-        }
+        names = "conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs", "without"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

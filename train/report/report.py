@@ -94,7 +94,7 @@ def write_report(
 
 def write_page(path: str | os.PathLike[str], title: str, summary: Mapping[str, str], parts: Iterable[str]) -> None:
     """Write a page with entries at the top and these parts."""
-    entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items())
+    entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items() if v)
     body = "\n".join([f'<dl class="summary">{"".join(entries)}</dl>', *parts])
     write_atomically(path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body=body))
 

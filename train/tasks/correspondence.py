@@ -110,6 +110,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             cache_dir=how.cache,
             needs_train=how.needs_train,
             fold=how.fold,
+            without=how.without,
         )
         return paired_meshes(pairs, how.channels or CHANNELS[options.method])
 
