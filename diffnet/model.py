@@ -27,6 +27,7 @@ from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, takes
+from diffnet.pair_attention import PairAttention
 from diffnet.shared_launches import shared_launches
 from diffnet.spatial_gradient_features import Rotation
 
@@ -47,12 +48,23 @@ class NetworkOptions(BlockDetails, Architecture):
             "by vertex areas."
         ),
     )
+    pair_attention: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "Layers in which meshes 0 and 1 of a batch attend to each other, 2 and 3, and so on: one before each of the "
+            "last blocks.",
+            least=0,
+        ),
+    )
     last_activation: Activation | None = field(
         default=None, kw_only=True, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pair_attention > self.blocks:
+            raise ValueError(f"pair_attention should be at most {self.blocks}, one for each block, got {self.pair_attention}")
         if self.last_activation is not None and not callable(self.last_activation):
             raise TypeError(
                 f"last_activation should be a function of a tensor, got {self.last_activation!r}; "
@@ -93,6 +105,7 @@ class DiffusionNet(nn.Module):
     attention_heads: int
     global_tokens: int = 0  # of the class, because pickles of older versions lack it
     condition_channels: int = 0
+    pair_attention: int = 0
     dropout: float
     recompute_activations: bool = False
 
@@ -114,6 +127,8 @@ class DiffusionNet(nn.Module):
         self.first = nn.Linear(o.in_channels, width)
         of_block = {f.name: arguments[f.name] for f in fields(BlockOptions) if f.name != "channels"}
         self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
+        if o.pair_attention:
+            self.pairs = nn.ModuleList(PairAttention(width) for _ in range(o.pair_attention))
         self.last = nn.Linear(width, o.out_channels)
         self._built = {name: arguments.pop(name) for name in ("in_channels", "out_channels", "width")}
         del arguments["blocks"]
@@ -179,7 +194,9 @@ class DiffusionNet(nn.Module):
         # The operators as all blocks take them. On a GPU they are computed in the first step only.
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
-        for block, more in zip(self.blocks, shared, strict=True):
+        for number, (block, more) in enumerate(zip(self.blocks, shared, strict=True), self.pair_attention):
+            if number >= len(self.blocks):
+                x = self.pairs[number - len(self.blocks)](x, operators)
             x = self._call(block, x, prepared, *further, **more)
         return self._outputs(self._linear(self.last, x, **last), operators)
 

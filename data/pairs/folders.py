@@ -41,6 +41,7 @@ def load_pairs(
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    partial_shapes: bool = False,
 ) -> MeshPairs:
     """Read a set of meshes in pairs, from one or several folders.
 
@@ -57,6 +58,7 @@ def load_pairs(
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
+    partial_shapes: whether shapes may be partial. Then a negative index, or nan, marks a point that a mesh lacks.
 
     Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes. The set may have none.
 
@@ -70,10 +72,10 @@ def load_pairs(
     are within folders.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
-    missing points, since partial shapes are not supported, for vertices of an STL file, which doesn't number them, and
+    missing points without `partial_shapes`, for vertices of an STL file, which doesn't number them, and
     for a part without pairs. The message names the file.
-    Raises MeshError for a mesh that can't be read, and for a partial shape in a pair with a whole one, if they have no
-    template points.
+    Raises MeshError for a mesh that can't be read, and without `partial_shapes` for a partial shape in a pair with a
+    whole one, if they have no template points.
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
@@ -98,7 +100,9 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _with_pairs(_with_correspondences(data, roots, base), folders, which, needs_train)
+    data = _with_pairs(_with_correspondences(data, roots, base, partial_shapes), folders, which, needs_train)
+    if partial_shapes:
+        return data
     # A shape with a place for every template point is whole.
     for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
@@ -125,18 +129,18 @@ def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[s
     return PairShape(name, load_mesh(file, cache_dir), None, str(root))
 
 
-def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base, partial_shapes: bool) -> MeshPairs:
     shapes = data.train + data.test
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {shape.name: file for shape in shapes if (file := _template_file(shape))}
     if not files:
-        return replace(data, maps=_read_maps(data, base))
+        return replace(data, maps=_read_maps(data, base, partial_shapes))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, [*files.values()], roots, base)
+    return _with_vertices(data, [*files.values()], roots, base, partial_shapes)
 
 
 def _template_file(shape: PairShape) -> Path | None:
@@ -146,7 +150,9 @@ def _template_file(shape: PairShape) -> Path | None:
     return next((f for f in (folder / f"{mesh_stem(mesh)}.vts" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+def _with_vertices(
+    data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base, partial_shapes: bool
+) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
     shapes = data.train + data.test
     for root in roots:
@@ -154,7 +160,7 @@ def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path]
         for i in members:
             check_vertex_numbers(shapes[i].mesh, files[i])
         templates = read_indices(
-            [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base
+            [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base, partial_shapes
         )
         for i, template in zip(members, templates, strict=True):
             if len(template) != len(templates[0]):
@@ -183,7 +189,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
+def _read_maps(data: MeshPairs, base: Base, partial_shapes: bool) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -205,7 +211,7 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
         check_vertex_numbers(first.mesh, file)
         check_vertex_numbers(second.mesh, file)
     sides = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in pairs.values()]
-    maps = read_indices(sides, base)
+    maps = read_indices(sides, base, partial_shapes)
     for vertices, (file, first, _) in zip(maps, pairs.values(), strict=True):
         if len(vertices) != len(first.mesh.verts):
             raise DataError(
@@ -314,31 +320,31 @@ class IndexFile(NamedTuple):
     name: str
 
 
-def read_indices(files: Sequence[IndexFile], base: Base = "auto") -> list[Ints]:
-    """The indices (N,) in each file of a set, counted from 0.
+def read_indices(files: Sequence[IndexFile], base: Base = "auto", partial_shapes: bool = False) -> list[Ints]:
+    """The indices (N,) in each file of a set, counted from 0, with −1 for a missing point.
 
     base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
         means 0, and an index equal to the number of vertices means 1.
 
     Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
-    negative index or NaN, which marks a missing point; for files that contradict each other; and if "auto" fits both.
+    negative index or NaN, which marks a missing point, without `partial_shapes`; for files that contradict each other; and if "auto" fits both.
     """
     values = [read_labels(file.path) for file in files]
     for file, array in zip(files, values, strict=True):
-        if len(missing := np.flatnonzero(array < 0)):
+        if not partial_shapes and len(missing := np.flatnonzero(array < 0)):
             raise DataError(
                 f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
                 "partial shape. Partial shapes are not supported: every point needs a vertex"
             )
     first = _first_number(files, values) if base == "auto" else int(base)
     for file, array in zip(files, values, strict=True):
-        outside = np.flatnonzero((array < first) | (array >= file.vertices + first))
+        outside = np.flatnonzero(((array >= 0) & (array < first)) | (array >= file.vertices + first))
         if len(outside):
             raise DataError(
                 f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
                 f"numbered from {first} to {file.vertices + first - 1}"
             )
-    return [array - first for array in values]
+    return [np.where(array < 0, -1, array - first) for array in values]
 
 
 def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
+from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.mesh.objects import on_host
 
 Floats = NDArray[np.float64]
@@ -49,6 +50,9 @@ def pair_errors(
     predicted: (V,) integers for each pair: for each vertex of the first mesh, a vertex of the second
     cache_dir, jobs: see `geodesic_errors_of_all`
 
+    Errors of partial shapes are those in the overlap. They are divided by √area of the larger mesh, and are straight
+    distances between pieces without a path.
+
     Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
     """
     maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
@@ -68,6 +72,9 @@ def pair_errors(
         + [_sample_of(meshes[i], maps[i][t.vertices], t.nearest_vertices(meshes[i])) for i, t in mirrors.items()]
     )
     count = len(pairs)
+    for i, (first, second) in enumerate(pairs):
+        if first.is_partial or second.is_partial:
+            distances[i] = _errors_of_part(first, second, maps[i], truths[i], distances[i])
     errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
     flips = [
         i
@@ -77,8 +84,22 @@ def pair_errors(
     others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
     by_mirror = dict(zip(flips, others, strict=True))
     return [
-        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i])) for i, each in enumerate(errors)
+        PairErrors(each, i in by_mirror, by_mirror.get(i, each), _floor(floors[i])) for i, each in enumerate(errors)
     ]
+
+
+def _floor(errors: Floats) -> float:
+    return mean_error(errors) if len(errors) else float("nan")  # two partial shapes may have no overlap
+
+
+def _errors_of_part(
+    first: PairShape, second: PairShape, vertices: NDArray[np.int64], truth: Truth, errors: Floats
+) -> Floats:
+    """The errors (N,) divided by √area of the larger mesh, with straight distances where no path leads."""
+    target, areas = second.mesh, [face_areas(shape.mesh).sum() for shape in (first, second)]
+    ends = target.verts[vertices[truth.vertices]] - target.verts[truth.nearest_vertices(target)]
+    straight = np.linalg.norm(ends, axis=1) / np.sqrt(areas[1])
+    return np.where(np.isinf(errors), straight, errors) * np.sqrt(areas[1] / max(areas))
 
 
 def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:

@@ -31,13 +31,31 @@ class PairShape:
     name: unique in the set
     template: the place on the mesh of each of the T points that all meshes of the set share: (T,) vertices, or
         `SurfacePoints` (T). None if it isn't known.
+        Vertices are −1 for points that a partial shape lacks.
     folder: the folder of the mesh. Pairs within and across folders differ by it.
+    whole, vertices: the shape that this one is cut from, and the numbers (V,) there of its vertices; see `partial_copies`
     """
 
     name: str
     mesh: Mesh
     template: Ints | SurfacePoints | None = None
     folder: str = ""
+    whole: PairShape | None = None
+    vertices: Ints | None = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is cut from another shape, or lacks points of the template."""
+        gaps = not (self.template is None or isinstance(self.template, SurfacePoints)) and bool((self.template < 0).any())
+        return self.whole is not None or gaps
+
+    def numbers_of(self, vertices: Ints) -> Ints:
+        """The numbers (N,) in this mesh of vertices of the shape that it is cut from, −1 for those that are cut off."""
+        if self.whole is None or self.vertices is None:
+            return vertices
+        numbers = np.full(len(self.whole.mesh.verts) + 1, -1)  # the last is that of −1
+        numbers[self.vertices] = np.arange(len(self.vertices))
+        return numbers[vertices]
 
     def __repr__(self) -> str:
         points = None if self.template is None else f"{len(self.template)} points"
@@ -54,6 +72,12 @@ class Truth:
 
     vertices: Ints
     points: Ints | SurfacePoints
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether vertices are missing, with the number −1."""
+        points = self.vertices[:0] if isinstance(self.points, SurfacePoints) else self.points
+        return bool((self.vertices < 0).any() or (points < 0).any())
 
     def nearest_vertices(self, target: Mesh) -> Ints:
         """The vertices (N,) of the second mesh that are nearest to the points: the best prediction by vertices."""
@@ -100,8 +124,47 @@ class MeshPairs:
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
 
-        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these.
+        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these. Of partial
+        shapes, they are those of the overlap.
         """
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        if truth is None or (first.whole is None and second.whole is None and not truth.has_gaps):
+            return truth
+        vertices, points = self._places(first, second, truth)
+        both = (vertices >= 0) & (points >= 0)
+        return Truth(vertices[both], points[both])
+
+    def overlap(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints]:
+        """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.
+
+        1 for a vertex in the overlap, 0 for one outside, −1 where it isn't known, as at vertices without a template
+        point. A map is from the first mesh: outside are vertices of the second one that are no image and not beside any.
+        """
+        sides = np.full(len(first.mesh.verts), -1), np.full(len(second.mesh.verts), -1)
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        if truth is None:
+            return sides
+        places = self._places(first, second, truth)
+        both = (places[0] >= 0) & (places[1] >= 0)
+        for labels, vertices in zip(sides, places, strict=True):
+            labels[vertices[vertices >= 0]] = 0
+            labels[vertices[both]] = 1
+        if (first.name, second.name) in self.maps:
+            faces = second.mesh.faces
+            beside = np.unique(faces[(sides[1][faces] == 1).any(1)])
+            sides[1][np.setdiff1d(np.arange(len(sides[1])), beside)] = 0
+        return sides
+
+    def _places(self, first: PairShape, second: PairShape, truth: Truth) -> tuple[Ints, Ints]:
+        """Vertices of the first mesh and of the second that correspond, (N,) each; −1 for one that is missing.
+
+        truth: that of the shapes that they are cut from
+        """
+        target = (second.whole or second).mesh
+        return first.numbers_of(truth.vertices), second.numbers_of(truth.nearest_vertices(target))
+
+    def _truth_of_wholes(self, first: PairShape, second: PairShape) -> Truth | None:
+        """The true correspondences of shapes that aren't cut from others. −1 is a missing vertex."""
         vertices = self.maps.get((first.name, second.name))
         if vertices is not None:
             return Truth(np.arange(len(vertices)), vertices)
@@ -112,8 +175,10 @@ class MeshPairs:
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
-        """The correspondences with left and right exchanged, or None if the set has no symmetry."""
+        """The correspondences with left and right exchanged. None if the set has no symmetry, and for partial shapes."""
         if self.mirror is None or first.template is None or second.template is None:
+            return None
+        if first.is_partial or second.is_partial:
             return None
         if isinstance(self.mirror, SurfacePoints):
             mirror, faces = self.mirror, self._faces()

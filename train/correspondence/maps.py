@@ -24,6 +24,7 @@ from diffnet.ops import (
     segment_mean,
     soft_map,
 )
+from diffnet.train.correspondence.partial import OverlapScores, overlap_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 
@@ -113,13 +114,17 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) ->
 class ScoredPairs:
     """The test pairs of a set with their predicted maps.
 
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64
-    errors: of each test pair; empty if the true correspondences are not known
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64, or −1 outside of
+        the predicted overlap of partial shapes
+    errors: of each test pair; empty if the true correspondences are not known. Of partial shapes, those of the whole
+        true overlap.
+    overlaps: of each test pair of partial shapes
     """
 
     data: MeshPairs
     maps: Sequence[NDArray[np.int64]]
     errors: Sequence[PairErrors]
+    overlaps: Sequence[OverlapScores] = ()
 
 
 def score_pairs(
@@ -140,6 +145,9 @@ def score_pairs(
     options: `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
+    if options.partial:
+        with console.status("geodesic distances"):
+            return _score_partial(data, maps, cache_dir, jobs)
     point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
@@ -150,3 +158,19 @@ def score_pairs(
     with console.status("geodesic distances"):
         errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
     return ScoredPairs(data, point_maps, errors)
+
+
+def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], cache_dir: Path, jobs: int | None) -> ScoredPairs:
+    """See `score_pairs`. outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`"""
+    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+    point_maps, overlaps, masked = [], [], []
+    for rows, (first, second) in zip(outputs, shapes, strict=True):
+        on_second, on_first = rows.split([len(second.mesh.verts), len(first.mesh.verts)])
+        inside = (on_first[:, 1] > 0).numpy()
+        point_maps.append(on_first[:, 0].long().numpy())
+        masked.append(np.where(inside, point_maps[-1], -1))
+        if data.is_supervised:
+            predicted = [inside, (on_second[:, 1] > 0).numpy()]
+            overlaps.append(overlap_scores(predicted, data.overlap(first, second)))
+    errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs) if data.is_supervised else ()
+    return ScoredPairs(data, masked, errors, overlaps)

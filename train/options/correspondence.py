@@ -18,6 +18,8 @@ Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]  # of `ops`,
 # Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
+# Changes for partial shapes. Their area says nothing of their size, so the unit is that of the training set.
+_PARTIAL: dict[str, Any] = {"partial": True, "normalize": "none", "k": 128, "map_k": 30, "cut": 0.7, "learning_rate": 2e-3}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
@@ -27,6 +29,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "k": {"least": 1, "help": "Eigenpairs of the network."},
     "map_k": {"least": 1, "most": 300},
     "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
+    "cut": {"help": "With --partial: the largest share of its area that a copy of a mesh lacks."},
+    "variants": {"help": "Copies of each mesh, and pairs of copies for each pair of meshes, with --partial."},
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
 }
 
@@ -49,11 +53,21 @@ class CorrespondenceOptions(SharedOptions):
     regularizer: Regularizer = option(
         "squared_difference", None, "How supervised functional maps are regularized. The unsupervised ones: resolvent."
     )
+    partial: bool = option(
+        False,
+        None,
+        "Shapes may be parts. The network also predicts the overlap, and trains on copies of the meshes that are cut by "
+        "planes, have holes, or are what a camera sees.",
+    )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 
     def check_together(self) -> None:
         if not 1 <= self.map_k <= self.k:
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
+        if self.partial and self.method != "supervised":
+            raise OptionError("partial shapes need correspondences to train on; use --method supervised")
+        if self.cut and not self.partial:
+            raise OptionError("cut needs --partial: without it, correspondence is for whole shapes")
 
 
 def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,6 +75,8 @@ def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str,
     recipe = dict(options)
     if choices.get("method") == "unsupervised":
         recipe |= _UNSUPERVISED | (_UNSUPERVISED_DEFAULT if name == "default" else {})
+    if choices.get("partial"):
+        recipe |= _PARTIAL
     return {**recipe, "map_k": min(recipe["map_k"], choices.get("k", recipe["k"]))}
 
 
@@ -69,6 +85,9 @@ OPTIONS = TaskOptions(
 
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
     mesh, or a map for each pair. unsupervised needs none.
+
+    --partial is for parts of shapes, which must have the unit of length of the training set. Missing points
+    of a template and vertices without a partner have the number -1 in its files.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
     Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
@@ -79,10 +98,10 @@ OPTIONS = TaskOptions(
     changes=_CHANGES,
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
-    unavailable=("max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"),
+    unavailable=("max_faces", "scale_range", "jitter", "mirror", "decimate", "validation"),
     builtin="bodies",
     folder=BODY_MAPS,
-    prediction=("method", "map_k", "feature_scale", "regularizer"),
+    prediction=("method", "map_k", "feature_scale", "regularizer", "partial"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps and the
     # regularizer of Ren et al. 2019.
     recipe={

@@ -20,7 +20,7 @@ from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
-from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors
+from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors, transferred
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
@@ -77,6 +77,7 @@ def _spread(pairs: ScoredPairs) -> list[int]:
     """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
     order = list(range(len(pairs.data.test_pairs)))
     if pairs.errors:
+        order = [i for i in order if len(pairs.errors[i].errors)]  # partial shapes may have no overlap
         order.sort(key=lambda i: float(np.nanmean(pairs.errors[i].errors)))
     return spread_over(order, SHOWN_PAIRS)
 
@@ -96,9 +97,9 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)
     color, texture = position_colors(second.mesh), texture_colors(second.mesh)
     pictures = (
-        (first.mesh, color[matches], "Transferred colors", first.name),
+        (first.mesh, transferred(color, matches), "Transferred colors", first.name),
         (second.mesh, color, "Colors by position", second.name),
-        (first.mesh, texture[matches], "Transferred texture", first.name),
+        (first.mesh, transferred(texture, matches), "Transferred texture", first.name),
         (second.mesh, texture, "Texture", second.name),
     )
     figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)

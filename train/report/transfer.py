@@ -45,14 +45,18 @@ def pair_page(
     errors: (V,) geodesic errors at the vertices of the first mesh, or None
     """
     of_second = {"texture": texture_colors(second), "position": position_colors(second)}
-    missing = np.array([MISSING_COLOR], np.uint8)  # of a vertex without a partner, -1
-    colors = [{name: np.append(values, missing, axis=0)[matches] for name, values in of_second.items()}, of_second]
+    colors = [{name: transferred(values, matches) for name, values in of_second.items()}, of_second]
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
         colors_of = make_scale(errors, range=(0, MAX_ERROR)).colors
         colors[0][name], colors[1][name] = colors_of(errors), colors_of(np.full(len(second.verts), np.nan))
     return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
+
+
+def transferred(colors: Colors, matches: NDArray[np.int64]) -> Colors:
+    """The colors (V, 3) of matched vertices, and MISSING_COLOR at one without a partner, −1."""
+    return np.append(colors, np.array([MISSING_COLOR], np.uint8), axis=0)[matches]
 
 
 def pair_heading(first: str, second: str) -> str:
