@@ -24,7 +24,7 @@ from diffnet.ops import (
     segment_mean,
     soft_map,
 )
-from diffnet.train.correspondence.partial import OverlapScores, overlap_scores
+from diffnet.train.correspondence.partial import overlap_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 
@@ -118,13 +118,13 @@ class ScoredPairs:
         the predicted overlap of partial shapes
     errors: of each test pair; empty if the true correspondences are not known. Of partial shapes, those of the whole
         true overlap.
-    overlaps: of each test pair of partial shapes
+    overlaps: the scores of each test pair of partial shapes, see `overlap_scores`
     """
 
     data: MeshPairs
     maps: Sequence[NDArray[np.int64]]
     errors: Sequence[PairErrors]
-    overlaps: Sequence[OverlapScores] = ()
+    overlaps: Sequence[dict[str, float]] = ()
 
 
 def score_pairs(

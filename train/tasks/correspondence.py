@@ -32,7 +32,7 @@ from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_er
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
-from diffnet.train.correspondence.partial import overlap_loss, overlap_outputs, overlap_tally
+from diffnet.train.correspondence.partial import OVERLAP, overlap_loss, overlap_outputs, overlap_tally
 from diffnet.train.correspondence.targets import pair_samples
 from diffnet.train.metrics import percent, scores_a_test
 from diffnet.train.options import TrainOptions
@@ -42,7 +42,6 @@ from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 TRAINED_PAIRS = 10_000  # in all epochs together, by default
-OVERLAP = "overlap_iou", "overlap_balanced_accuracy"  # scores of partial shapes
 PARTIAL_PAIRS = 25_000  # the same for partial shapes
 
 
@@ -176,7 +175,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
         if scored.overlaps:
-            counts |= _overlap_results(scored)
+            counts |= {name: _mean([overlap[name] for overlap in scored.overlaps]) for name in OVERLAP}
+        overlaps = [{name: _mean([score]) for name, score in overlap.items()} for overlap in scored.overlaps]
+        overlaps = overlaps or [{} for _ in names]
         has_mirror = scored.data.mirror is not None
         mean = mean_error(errors)
         return {
@@ -189,7 +190,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             **counts,
             "pairs": [
                 {"first": first, "second": second, "mean_error": _mean(pair.errors), "flipped": pair.flipped, **overlap}
-                for (first, second), pair, overlap in zip(names, scored.errors, _of_pairs(scored), strict=True)
+                for (first, second), pair, overlap in zip(names, scored.errors, overlaps, strict=True)
             ],
         }
 
@@ -215,7 +216,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         flipped = results["flipped_pairs"]
         flips = "" if flipped is None else f", {counted(flipped, 'pair', 'pairs')} with left and right exchanged"
         if has_overlap:
-            flips += f", {_overlap_text(results)}"
+            iou, accuracy = (percent(results[name]) for name in OVERLAP)
+            flips += f", IoU of the overlap {iou}, balanced accuracy {accuracy}"
         return table, (
             f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
             f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
@@ -268,26 +270,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 def _mean(values: Sequence[float] | NDArray[np.float64]) -> float | None:
     """The mean of the numbers that aren't NaN, or None if there are none, as of the errors of shapes without overlap."""
     return None if np.isnan(values).all() else mean_error(values)
-
-
-def _overlap_results(scored: ScoredPairs) -> dict[str, Any]:
-    """The entries of results.json about the overlaps: means over pairs."""
-    rows = _of_pairs(scored)
-    return {name: _mean([np.nan if row[name] is None else row[name] for row in rows]) for name in OVERLAP}
-
-
-def _of_pairs(scored: ScoredPairs) -> list[dict[str, Any]]:
-    """The entries of each pair about its overlap. There are none for whole shapes."""
-    if not scored.overlaps:
-        return [{} for _ in scored.errors]
-    return [
-        dict(zip(OVERLAP, (_mean([pair.iou]), _mean([pair.balanced_accuracy])), strict=True)) for pair in scored.overlaps
-    ]
-
-
-def _overlap_text(results: dict[str, Any]) -> str:
-    iou, accuracy = (percent(results[name]) for name in OVERLAP)
-    return f"IoU of the overlap {iou}, balanced accuracy {accuracy}"
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
