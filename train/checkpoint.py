@@ -81,7 +81,7 @@ def build_model(
         len(label_names),
         **options.network,
         condition_channels=len(options.condition_names),
-        pair_attention=PAIR_ATTENTION if options.partial else 0,
+        pair_attention=min(PAIR_ATTENTION, options.blocks) if options.partial else 0,
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,
     )
