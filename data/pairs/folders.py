@@ -348,7 +348,7 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", partial_shapes
 
 
 def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
-    zero = next((file for file, array in zip(files, values, strict=True) if array.min() == 0), None)
+    zero = next((file for file, array in zip(files, values, strict=True) if (array == 0).any()), None)
     one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
     for file, array in zip(files, values, strict=True):
         if array.max() > file.vertices:
