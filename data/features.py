@@ -91,8 +91,8 @@ def input_features(
           the size, and large values grow as their logarithm.
         - "diffused-curvature", 8: the same, of the surface diffused for four times, see `diffused_curvature`. It
           depends on the triangulation much less.
-        - "metric-curvature", 10: both, in the unit of the positions, and of the surface diffused for fixed times. A part of
-          a mesh has the values of the whole, but near its border.
+        - "metric-curvature", 10: both, in the unit of the positions, and of the surface diffused for fixed times. So a
+          part of a mesh has the values of the whole, except near its border.
         - "hks", 16: the heat kernel signature
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
           elsewhere, and its logarithm is easier to learn from.

@@ -3,12 +3,12 @@
     python -m diffnet.benchmarks.bodies.partial_pairs MAPS OUT
     python -m diffnet.benchmarks.bodies.partial_pairs MAPS TURNED --turned
 
-MAPS is a set for `load_pairs` with template vertices. OUT gets its training meshes as they are, its test meshes, and for
-each seed a part of each test mesh, which lacks 20 to 60 % of the area: half of them are cut by a plane, and half have
-one to three holes. The largest connected part stays. Points that a part lacks are -1 in corres/NAME.vts.
+MAPS is a set for `load_pairs` with template vertices. OUT gets its meshes as they are, and for each seed a part of each
+test mesh, which lacks 20 to 60 % of the area: half of them are cut by a plane, and half have one to three holes. The
+largest connected part stays. Points that a part lacks are -1 in corres/NAME.vts.
 
-test_pairs.txt has two pairs for each part: with a whole test mesh, the second mesh, and with a part of the same seed. Both
-are other bodies. --turned turns each test mesh at random. The parts and the pairs are the same.
+test_pairs.txt has two pairs for each part: with a whole test mesh, and with a part of the same seed. The second mesh is
+another body or pose. --turned turns each test mesh at random. The parts and the pairs are the same.
 """
 
 from __future__ import annotations

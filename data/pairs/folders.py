@@ -327,7 +327,8 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", partial_shapes
         means 0, and an index equal to the number of vertices means 1.
 
     Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
-    negative index or NaN, which marks a missing point, without `partial_shapes`; for files that contradict each other; and if "auto" fits both.
+    negative index, which marks a missing point, without `partial_shapes`; for files that contradict each other; and if
+    "auto" fits both.
     """
     values = [read_labels(file.path) for file in files]
     for file, array in zip(files, values, strict=True):

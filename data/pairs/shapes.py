@@ -33,7 +33,7 @@ class PairShape:
         `SurfacePoints` (T). None if it isn't known.
         Vertices are −1 for points that a partial shape lacks.
     folder: the folder of the mesh. Pairs within and across folders differ by it.
-    whole, vertices: the shape that this one is cut from, and the numbers (V,) there of its vertices; see `partial_copies`
+    whole, vertices: the shape that this one is cut from, and the numbers (V,) of its vertices there
     """
 
     name: str
@@ -46,8 +46,7 @@ class PairShape:
     @property
     def is_partial(self) -> bool:
         """Whether it is cut from another shape, or lacks points of the template."""
-        gaps = not (self.template is None or isinstance(self.template, SurfacePoints)) and bool((self.template < 0).any())
-        return self.whole is not None or gaps
+        return self.whole is not None or (isinstance(self.template, np.ndarray) and bool((self.template < 0).any()))
 
     def numbers_of(self, vertices: Ints) -> Ints:
         """The numbers (N,) in this mesh of vertices of the shape that it is cut from, −1 for those that are cut off."""
@@ -124,8 +123,8 @@ class MeshPairs:
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
 
-        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these. Of partial
-        shapes, they are those of the overlap.
+        Maps and points in faces give them for all vertices of the first mesh, and template vertices for these. Those of
+        partial shapes are in the overlap.
         """
         truth = self._truth_of_wholes(first.whole or first, second.whole or second)
         if truth is None or (first.whole is None and second.whole is None and not truth.has_gaps):
@@ -138,7 +137,8 @@ class MeshPairs:
         """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.
 
         1 for a vertex in the overlap, 0 for one outside, −1 where it isn't known, as at vertices without a template
-        point. A map is from the first mesh: outside are vertices of the second one that are no image and not beside any.
+        point. By a map from the first mesh, vertices of the second one are outside if they are no image and not beside
+        any.
         """
         sides = np.full(len(first.mesh.verts), -1), np.full(len(second.mesh.verts), -1)
         truth = self._truth_of_wholes(first.whole or first, second.whole or second)
@@ -175,7 +175,7 @@ class MeshPairs:
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
-        """The correspondences with left and right exchanged. None if the set has no symmetry, and for partial shapes."""
+        """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""
         if self.mirror is None or first.template is None or second.template is None:
             return None
         if first.is_partial or second.is_partial:

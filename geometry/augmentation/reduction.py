@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import dijkstra
 

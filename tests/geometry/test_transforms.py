@@ -348,7 +348,8 @@ def test_holes_and_views_remove_the_share_of_the_area() -> None:
     holes = cut_holes(mesh, [0, 7], 0.4)
     gone = np.setdiff1d(np.arange(len(mesh.faces)), holes.faces)
     away = [
-        np.linalg.norm(centers[faces][:, None] - mesh.verts[[0, 7]], axis=2).min(axis=1) for faces in (gone, holes.faces)
+        np.linalg.norm(centers[faces][:, None] - mesh.verts[[0, 7]], axis=2).min(axis=1)
+        for faces in (gone, holes.faces)
     ]
     assert away[0].max() < 1.15 * away[1].min()  # shortest paths along edges are up to 15 % longer
     view = cut_to_view(mesh, [0, 0, 2.0], 0.5)
@@ -358,7 +359,9 @@ def test_holes_and_views_remove_the_share_of_the_area() -> None:
         assert area(mesh, part.faces) == pytest.approx((1 - share) * area(mesh), abs=0.01 * area(mesh))
     assert len(largest_component(cut_holes(mesh, [0, 7], 0.1)).faces) == pytest.approx(0.9 * len(mesh.faces), rel=0.02)
     band = cut_by_plane(mesh, [1, 0, 0], 0.1)
-    two = make_mesh(np.concatenate([mesh.verts, band.mesh.verts + 5]), np.concatenate([band.mesh.faces + 2562, mesh.faces]))
+    two = make_mesh(
+        np.concatenate([mesh.verts, band.mesh.verts + 5]), np.concatenate([band.mesh.faces + 2562, mesh.faces])
+    )
     largest = largest_component(cut_by_plane(two, [1, 0, 0], 0.0))
     assert np.array_equal(largest.vertices, np.arange(2562))
     assert np.array_equal(largest.faces, len(band.faces) + np.arange(len(mesh.faces)))

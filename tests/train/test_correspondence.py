@@ -554,7 +554,7 @@ def test_other_checkpoints_and_commands_are_refused(room: Path, tmp_path: Path) 
 
 
 def write_partial_set(folder: Path, turn: bool = False) -> Path:
-    """Four whole bodies for training; for testing, a whole body, and two parts of others, whose missing points are -1."""
+    """Four whole bodies for training; for testing, two parts, whose missing points are -1, and a whole body."""
     write_set(folder)
     for seed, axis in ((4, 0), (5, 1)):
         mesh = load_mesh(folder / "test" / f"b{seed}.ply")
@@ -600,7 +600,9 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     assert found.functional_map is None
     assert 0 < inside.sum() < len(inside) == 162
     np.testing.assert_array_equal(found.matches == -1, ~inside)
-    output("match", a, b, "--checkpoint", tmp_path / "half.safetensors", "--out", tmp_path / "map.txt", "--device", "cpu")
+    output(
+        "match", a, b, "--checkpoint", tmp_path / "half.safetensors", "--out", tmp_path / "map.txt", "--device", "cpu"
+    )
     np.testing.assert_array_equal(np.loadtxt(tmp_path / "map.txt"), found.matches)
     refused(OptionError, "zoomout and fine_tune are for whole shapes", match_meshes, a, b, network, fine_tune=1)
 

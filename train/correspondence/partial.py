@@ -67,6 +67,7 @@ class OverlapTargets:
             targets[0][points, 1], targets[1][truth.vertices, 1] = truth.vertices, points
         return torch.from_numpy(np.concatenate(targets)).to(one.features.device)
 
+
 def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss () of P pairs, averaged over these: the cross entropy of the overlap, and that of the match.
 
@@ -84,9 +85,7 @@ def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     for (x, t), (y, u) in zip(meshes[0::2], meshes[1::2], strict=True):
         logits, labels = torch.cat([x[:, -1], y[:, -1]]), torch.cat([t[:, 0], u[:, 0]])
         known = labels >= 0
-        loss = loss + _mean(
-            F.binary_cross_entropy_with_logits(logits[known], labels[known].float(), reduction="none")
-        )
+        loss = loss + _mean(F.binary_cross_entropy_with_logits(logits[known], labels[known].float(), reduction="none"))
         for one, other, match in ((x, y, t[:, 1]), (y, x, u[:, 1])):
             rows = (match >= 0).nonzero()[:, 0]
             scores = one[rows, :-1] @ other[:, :-1].mT / TEMPERATURE

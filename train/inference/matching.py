@@ -39,8 +39,8 @@ FINE_TUNING_RATE = 1e-4
 class Matched:
     """Two matched meshes, at their original positions.
 
-    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses, or that
-        is not in the overlap of partial shapes
+    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses, or
+        outside of the predicted overlap of partial shapes
     functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement. None from
         networks for partial shapes.
     overlap: (V_a,) and (V_b,) float32, the probability that a vertex is on the other shape, too. None from networks for
@@ -98,9 +98,9 @@ def match_meshes(
 
     Maps of more eigenpairs than a mesh has vertices use fewer. A network for partial shapes matches the overlap alone.
 
-    Raises MeshError for a mesh that can't be used, for a point cloud, and for a whole and a partial shape, if the network
-    isn't one for these. Raises MetadataError for a network of another task or without what is needed, and OptionError
-    for `zoomout` or `fine_tune` with a network for partial shapes.
+    Raises MeshError for a mesh that can't be used, for a point cloud, and, if the network isn't one for partial shapes,
+    for a whole and a partial shape. Raises MetadataError for a network of another task or without what is needed, and
+    OptionError for `zoomout` or `fine_tune` with a network for partial shapes.
     """
     expected, device = network_input(network), torch.device(device)
     if expected.options.task != CORRESPONDENCE.name:

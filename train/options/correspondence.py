@@ -64,7 +64,7 @@ class CorrespondenceOptions(SharedOptions):
     partial: bool = option(
         False,
         None,
-        "Shapes may be parts. The network also predicts the overlap, and trains on copies of the meshes that are cut by "
+        "Shapes may be parts. The network also predicts the overlap, and trains on copies of meshes that are cut by "
         "planes, have holes, or are what a camera sees.",
     )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")

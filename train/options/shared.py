@@ -197,7 +197,7 @@ class SharedOptions(Architecture):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
         if self.scale_range > 1 and "metric-curvature" in self.features.split("+"):
-            raise OptionError("scale_range can't change metric-curvature, which depends on the size; leave out one of them")
+            raise OptionError("scale_range can't change metric-curvature, which depends on the size")
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):

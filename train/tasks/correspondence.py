@@ -203,7 +203,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         has_overlap = OVERLAP[0] in results
         table = Table("first", "second", "error ×100", "IoU of the overlap" if has_overlap else "flipped")
         table.columns[2].justify = "right"
-        worst = sorted((row for row in results["pairs"] if row["mean_error"] is not None), key=lambda row: -row["mean_error"])
+        rows = [row for row in results["pairs"] if row["mean_error"] is not None]  # others have no overlap
+        worst = sorted(rows, key=lambda row: -row["mean_error"])
         for row in worst[:10]:
             last = percent(row[OVERLAP[0]]) if has_overlap else "yes" if row["flipped"] else ""
             table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", last)
@@ -268,7 +269,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
 
 def _mean(values: Sequence[float] | NDArray[np.float64]) -> float | None:
-    """The mean of the numbers that aren't NaN, or None if there are none, as of the errors of shapes without overlap."""
+    """The mean of the numbers that aren't NaN. None if there are none, as for shapes without overlap."""
     return None if np.isnan(values).all() else mean_error(values)
 
 
