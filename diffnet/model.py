@@ -52,7 +52,7 @@ class NetworkOptions(BlockDetails, Architecture):
         default=0,
         kw_only=True,
         metadata=about(
-            "Layers in which meshes 0 and 1 of a batch attend to each other, 2 and 3, and so on. There is one before each "
+            "Layers in which meshes 0 and 1 of a batch attend to each other, 2 and 3, and so on. One is before each "
             "of the last blocks.",
             least=0,
         ),

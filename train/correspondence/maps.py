@@ -114,8 +114,8 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) ->
 class ScoredPairs:
     """The test pairs of a set with their predicted maps.
 
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64. It is −1 outside
-        of the predicted overlap of partial shapes.
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64. Of partial
+        shapes, it is −1 outside of the predicted overlap.
     errors: of each test pair; empty if the true correspondences are not known. Of partial shapes, those of the whole
         true overlap.
     overlaps: the scores of each test pair of partial shapes, see `overlap_scores`
