@@ -62,7 +62,7 @@ def random_part(mesh: Mesh, kind: int, share: float, most: float, rng: np.random
     most: the largest share that may be missing. If pieces that fall off are larger, other places are tried, and less is
         cut.
     """
-    area, part = face_areas(mesh).sum(), None
+    area, part = face_areas(mesh).sum(), cut_by_plane(mesh, [1, 0, 0], 0)
     for attempt in range(TRIES):
         less = share * (1 - attempt / TRIES)
         if kind % 3 == 1:

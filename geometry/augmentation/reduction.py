@@ -114,9 +114,9 @@ def cut_by_plane(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
     """
     d = _checked_direction(direction)
     if mesh.is_point_cloud:
-        inside = _lowest(mesh.verts @ d, np.ones(len(mesh.verts)), _checked_share(share))
+        inside = _lowest(mesh.verts @ d, np.ones(len(mesh.verts)), share)
         return MeshPart(_part(mesh, inside, None), inside, np.zeros(0, np.int64))
-    return _without_highest(mesh, element_points(mesh, "faces") @ d, share)
+    return _part_of_faces(mesh, _lowest(element_points(mesh, "faces") @ d, face_areas(mesh), share))
 
 
 def cut_holes(mesh: Mesh, centers: ArrayLike, share: float) -> MeshPart:
@@ -134,7 +134,7 @@ def cut_holes(mesh: Mesh, centers: ArrayLike, share: float) -> MeshPart:
     lengths = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
     graph = csr_array((np.maximum(lengths, np.finfo(float).tiny), tuple(edges.T)), shape=(len(mesh.verts),) * 2)
     distances = dijkstra(graph, directed=False, indices=starts, min_only=True)
-    return _without_highest(mesh, -distances[mesh.faces].mean(1), share)
+    return _part_of_faces(mesh, _lowest(-distances[mesh.faces].mean(1), face_areas(mesh), share))
 
 
 def cut_to_view(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
@@ -161,7 +161,8 @@ def cut_to_view(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
     highest = np.full(cells.max() + 1, -np.inf)
     np.maximum.at(highest, cells.ravel(), points @ d)
     depth = highest[cells.ravel()[: len(centers)]] - centers @ d
-    return _without_highest(mesh, np.where(depth > 2 * cell, depth, -facing), share)
+    badness = np.where(depth > 2 * cell, depth, -facing)
+    return _part_of_faces(mesh, _lowest(badness, face_areas(mesh), share))
 
 
 def _checked_direction(direction: ArrayLike) -> NDArray[np.float64]:
@@ -171,24 +172,13 @@ def _checked_direction(direction: ArrayLike) -> NDArray[np.float64]:
     return d
 
 
-def _checked_share(share: float) -> float:
-    if not 0 <= share < 1:
-        raise ValueError(f"share should be at least 0 and below 1, got {share}")
-    return share
-
-
 def _checked_faces(mesh: Mesh) -> NDArray[np.int64]:
     if mesh.is_point_cloud:
         raise ValueError(f"{mesh.name}: a point cloud has no faces to remove; cut it by a plane")
     return mesh.faces
 
 
-def _without_highest(mesh: Mesh, height: NDArray[np.float64], share: float) -> MeshPart:
-    """The part of a mesh without the faces of the largest heights (F,), with this share of the area."""
-    return part_of_faces(mesh, _lowest(height, face_areas(mesh), _checked_share(share)))
-
-
-def part_of_faces(mesh: Mesh, faces: NDArray[np.int64]) -> MeshPart:
+def _part_of_faces(mesh: Mesh, faces: NDArray[np.int64]) -> MeshPart:
     """The part of a mesh with these faces (F,) int64, ascending, and the vertices that they use."""
     vertices, numbers = np.unique(mesh.faces[faces], return_inverse=True)
     return MeshPart(_part(mesh, vertices, numbers.reshape(-1, 3)), vertices, faces)
@@ -198,12 +188,17 @@ def largest_component(part: MeshPart) -> MeshPart:
     """The connected component of a part that has the largest area."""
     component = components(part.mesh.faces, len(part.mesh.verts))[part.mesh.faces[:, 0]]
     largest = np.bincount(component, face_areas(part.mesh)).argmax()
-    inner = part_of_faces(part.mesh, np.flatnonzero(component == largest))
+    inner = _part_of_faces(part.mesh, np.flatnonzero(component == largest))
     return MeshPart(inner.mesh, part.vertices[inner.vertices], part.faces[inner.faces])
 
 
 def _lowest(height: NDArray[np.float64], size: NDArray[np.float64], share: float) -> NDArray[np.int64]:
-    """The numbers of the items that stay, ascending, if the highest ones with this share of the size are removed."""
+    """The numbers of the items that stay, ascending, if the highest ones with this share of the size are removed.
+
+    Raises ValueError for a share that is not allowed.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"share should be at least 0 and below 1, got {share}")
     order = np.argsort(height, kind="stable")
     below = np.cumsum(size[order]) - size[order]  # the total size of all lower items
     count = np.count_nonzero(below < (1 - share) * size.sum())

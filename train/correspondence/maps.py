@@ -165,7 +165,7 @@ def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], cache_dir: Path, 
     shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
     point_maps, overlaps, masked = [], [], []
     for rows, (first, second) in zip(outputs, shapes, strict=True):
-        on_second, on_first = rows.split([len(second.mesh.verts), len(first.mesh.verts)])
+        on_second, on_first = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])
         inside = (on_first[:, 1] > 0).numpy()
         point_maps.append(on_first[:, 0].long().numpy())
         masked.append(np.where(inside, point_maps[-1], -1))

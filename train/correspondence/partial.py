@@ -80,7 +80,7 @@ def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     starts = (targets[:, 2] == 0).nonzero()[:, 0].tolist()
     lengths = np.diff([*starts, len(targets)]).tolist()
-    meshes = list(zip(outputs.split(lengths), targets.split(lengths), strict=True))
+    meshes = list(zip(torch.split(outputs, lengths), torch.split(targets, lengths), strict=True))
     loss = outputs.new_zeros(())
     for (x, t), (y, u) in zip(meshes[0::2], meshes[1::2], strict=True):
         logits, labels = torch.cat([x[:, -1], y[:, -1]]), torch.cat([t[:, 0], u[:, 0]])

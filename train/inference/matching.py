@@ -131,7 +131,8 @@ def match_meshes(
     if options.partial:
         inside = torch.sigmoid(outputs[:, 1])
         matches = torch.where(inside > 0.5, outputs[:, 0], -1)[len(first.verts) :].long().cpu().numpy()
-        overlap = tuple(part.cpu().numpy() for part in inside.split([len(first.verts), len(second.verts)]))
+        of_first, of_second = torch.split(inside.cpu(), [len(first.verts), len(second.verts)])
+        overlap = of_first.numpy(), of_second.numpy()
     else:
         c = outputs[:, 0]
         matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()

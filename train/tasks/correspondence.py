@@ -169,7 +169,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def results(self, scored: ScoredPairs) -> dict[str, Any]:
         """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known."""
         names = [(scored.data.test[i].name, scored.data.test[j].name) for i, j in scored.data.test_pairs]
-        counts = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
+        counts: dict[str, Any] = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
