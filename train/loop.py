@@ -248,6 +248,8 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
     if options.freeze == "blocks":
         model.first.requires_grad_(False)
         model.blocks.requires_grad_(False)
+        if model.pair_attention:
+            model.pairs.requires_grad_(False)
     return model, start["meshes"]
 
 

@@ -41,6 +41,7 @@ from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import PairSamples, pair_samples
+from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
@@ -618,6 +619,17 @@ def test_the_loss_of_partial_shapes() -> None:
     assert float(TASK.loss(outputs, targets, options)) == pytest.approx(1 / 0.07 / 4, rel=0.01)
     targets[:, :2] = -1
     assert float(TASK.loss(outputs, targets, options)) == 0
+
+
+def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
+    options, names = small(partial=True), ["0", "1", "overlap"]
+    first, second = (build_model(options, names, "vertices") for _ in range(2))
+    for parameter in first.parameters():
+        torch.nn.init.normal_(parameter)
+    first.metadata = {"task": "correspondence", "label_names": names}
+    copy_weights(first, second, options, names, None, None)
+    for name, weight in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], weight)
 
 
 @pytest.mark.parametrize(
