@@ -73,7 +73,7 @@ def pair_errors(
     )
     count = len(pairs)
     for i, (first, second) in enumerate(pairs):
-        if first.is_partial or second.is_partial:
+        if data.is_partial(first, second):
             distances[i] = _errors_of_part(first, second, maps[i], truths[i], distances[i])
     errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
     flips = [

@@ -30,8 +30,7 @@ class PairShape:
 
     name: unique in the set
     template: the place on the mesh of each of the T points that all meshes of the set share: (T,) vertices, or
-        `SurfacePoints` (T). None if it isn't known.
-        Vertices are −1 for points that a partial shape lacks.
+        `SurfacePoints` (T). None if it isn't known. Vertices are −1 for points that a partial shape lacks.
     folder: the folder of the mesh. Pairs within and across folders differ by it.
     whole, vertices: the shape that this one is cut from, and the numbers (V,) of its vertices there
     """
@@ -42,11 +41,6 @@ class PairShape:
     folder: str = ""
     whole: PairShape | None = None
     vertices: Ints | None = None
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether it is cut from another shape, or lacks points of the template."""
-        return self.whole is not None or (isinstance(self.template, np.ndarray) and bool((self.template < 0).any()))
 
     def numbers_of(self, vertices: Ints) -> Ints:
         """The numbers (N,) in this mesh of vertices of the shape that it is cut from, −1 for those that are cut off."""
@@ -127,11 +121,16 @@ class MeshPairs:
         partial shapes are in the overlap.
         """
         truth = self._truth_of_wholes(first.whole or first, second.whole or second)
-        if truth is None or (first.whole is None and second.whole is None and not truth.has_gaps):
+        if truth is None or not self.is_partial(first, second):
             return truth
         vertices, points = self._places(first, second, truth)
         both = (vertices >= 0) & (points >= 0)
         return Truth(vertices[both], points[both])
+
+    def is_partial(self, first: PairShape, second: PairShape) -> bool:
+        """Whether one of two shapes is cut from another one, or has points without a partner."""
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        return first.whole is not None or second.whole is not None or (truth is not None and truth.has_gaps)
 
     def overlap(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints]:
         """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.
@@ -178,7 +177,7 @@ class MeshPairs:
         """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""
         if self.mirror is None or first.template is None or second.template is None:
             return None
-        if first.is_partial or second.is_partial:
+        if self.is_partial(first, second):
             return None
         if isinstance(self.mirror, SurfacePoints):
             mirror, faces = self.mirror, self._faces()
