@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from diffnet.train.metrics import confusion_matrix
 
 OVERLAP = "overlap_iou", "overlap_balanced_accuracy"  # the scores of an overlap, from 0 to 1
 TEMPERATURE = 0.07  # of the similarities of features of length 1
+# Eigenpairs, steps and weight of `coherent_map`.
+COHERENT, STEPS, COHERENCE = 30, 3, 30.0
 
 
 def overlap_outputs(outputs: Tensor, operators: Operators) -> Tensor:
@@ -33,14 +36,46 @@ def overlap_outputs(outputs: Tensor, operators: Operators) -> Tensor:
     unit, logits = F.normalize(outputs[:, :-1], dim=1), outputs[:, -1:]
     if outputs.requires_grad:
         return torch.cat([unit, logits], 1)
-    features, scores = (torch.split(x, list(operators.lengths)) for x in (unit, F.logsigmoid(logits)))
-    nearest = [nearest_vertices(x, features[i ^ 1], scores[i ^ 1][:, 0]) for i, x in enumerate(features)]
+    sides = [
+        _Side(*parts)
+        for parts in zip(
+            *(torch.split(x, list(operators.lengths)) for x in (unit, logits[:, 0], operators.mass)),
+            torch.split(operators.evecs[:, :COHERENT].float(), list(operators.lengths)),
+            operators.evals[:, :COHERENT].float(),
+            strict=True,
+        )
+    ]
+    nearest = [coherent_map(side, sides[i ^ 1]) for i, side in enumerate(sides)]
     return torch.cat([torch.cat(nearest).float()[:, None], logits], 1)
 
 
-def nearest_vertices(x: Tensor, others: Tensor, scores: Tensor) -> Tensor:
-    """For each of V features (V, C) of length 1, the most similar of others (W, C). scores: (W,), log probabilities"""
-    return torch.addmm(scores[None], x, others.mT, alpha=1 / TEMPERATURE).argmax(1)
+class _Side(NamedTuple):
+    """One mesh of a pair: features of length 1 (V, C), logits (V,), mass (V,), eigenvectors (V, K), eigenvalues (K,)."""
+
+    features: Tensor
+    logits: Tensor
+    mass: Tensor
+    evecs: Tensor
+    evals: Tensor
+
+
+def coherent_map(x: _Side, y: _Side) -> Tensor:
+    """The vertex (V_x,) of y for each vertex of x that has a similar feature, is in the overlap, and fits its neighbors.
+
+    Features alone confuse left and right at single vertices. The expected place of each vertex on y, in the coordinates
+    φ/√λ of the commute-time distance, is a function on x. Its projection to the low frequencies of x, in the overlap,
+    is the place where the neighbors of the vertex go. Each of three steps lowers the scores of vertices far from there.
+    """
+    scores = torch.addmm(F.logsigmoid(y.logits)[None], x.features, y.features.mT, alpha=1 / TEMPERATURE)
+    places = y.evecs[:, 1:] * y.evals[1:].clamp(min=1e-3).rsqrt()
+    weighted = (x.evecs * (x.logits.sigmoid() * x.mass)[:, None]).mT
+    gram = weighted @ x.evecs + 1e-3 * torch.eye(x.evecs.shape[1], device=scores.device)
+    current = scores
+    for _ in range(STEPS):
+        expected = x.evecs @ torch.linalg.solve(gram, weighted @ (current.softmax(1) @ places))
+        distances = torch.cdist(expected, places).square()
+        current = scores - COHERENCE * distances / distances.mean().clamp(min=1e-12)
+    return current.argmax(1)
 
 
 @dataclass(frozen=True)
