@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
@@ -29,6 +29,7 @@ _MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
 Ints: TypeAlias = NDArray[np.int64]
+Reader: TypeAlias = "Callable[[Sequence[IndexFile]], list[Ints]]"
 
 
 def load_pairs(
@@ -100,7 +101,8 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _with_pairs(_with_correspondences(data, roots, base, partial_shapes), folders, which, needs_train)
+    read = partial(read_indices, base=base, partial_shapes=partial_shapes)
+    data = _with_pairs(_with_correspondences(data, roots, read), folders, which, needs_train)
     if partial_shapes:
         return data
     # A shape with a place for every template point is whole.
@@ -129,18 +131,18 @@ def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[s
     return PairShape(name, load_mesh(file, cache_dir), None, str(root))
 
 
-def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base, partial_shapes: bool) -> MeshPairs:
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], read: Reader) -> MeshPairs:
     shapes = data.train + data.test
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {shape.name: file for shape in shapes if (file := _template_file(shape))}
     if not files:
-        return replace(data, maps=_read_maps(data, base, partial_shapes))
+        return replace(data, maps=_read_maps(data, read))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, [*files.values()], roots, base, partial_shapes)
+    return _with_vertices(data, [*files.values()], roots, read)
 
 
 def _template_file(shape: PairShape) -> Path | None:
@@ -150,18 +152,14 @@ def _template_file(shape: PairShape) -> Path | None:
     return next((f for f in (folder / f"{mesh_stem(mesh)}.vts" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(
-    data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], base: Base, partial_shapes: bool
-) -> MeshPairs:
+def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], read: Reader) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
     shapes = data.train + data.test
     for root in roots:
         members = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
         for i in members:
             check_vertex_numbers(shapes[i].mesh, files[i])
-        templates = read_indices(
-            [IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members], base, partial_shapes
-        )
+        templates = read([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members])
         for i, template in zip(members, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
@@ -189,7 +187,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, base: Base, partial_shapes: bool) -> dict[tuple[str, str], Ints]:
+def _read_maps(data: MeshPairs, read: Reader) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -211,7 +209,7 @@ def _read_maps(data: MeshPairs, base: Base, partial_shapes: bool) -> dict[tuple[
         check_vertex_numbers(first.mesh, file)
         check_vertex_numbers(second.mesh, file)
     sides = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in pairs.values()]
-    maps = read_indices(sides, base, partial_shapes)
+    maps = read(sides)
     for vertices, (file, first, _) in zip(maps, pairs.values(), strict=True):
         if len(vertices) != len(first.mesh.verts):
             raise DataError(

@@ -66,12 +66,6 @@ class Truth:
     vertices: Ints
     points: Ints | SurfacePoints
 
-    @property
-    def has_gaps(self) -> bool:
-        """Whether vertices are missing, with the number −1."""
-        points = self.vertices[:0] if isinstance(self.points, SurfacePoints) else self.points
-        return bool((self.vertices < 0).any() or (points < 0).any())
-
     def nearest_vertices(self, target: Mesh) -> Ints:
         """The vertices (N,) of the second mesh that are nearest to the points: the best prediction by vertices."""
         return self.points.nearest_corners(target) if isinstance(self.points, SurfacePoints) else self.points
@@ -130,7 +124,10 @@ class MeshPairs:
     def is_partial(self, first: PairShape, second: PairShape) -> bool:
         """Whether one of two shapes is cut from another one, or has points without a partner."""
         truth = self._truth_of_wholes(first.whole or first, second.whole or second)
-        return first.whole is not None or second.whole is not None or (truth is not None and truth.has_gaps)
+        if truth is None or first.whole is not None or second.whole is not None:
+            return truth is not None
+        numbers = [truth.vertices, *(() if isinstance(truth.points, SurfacePoints) else (truth.points,))]
+        return any((each < 0).any() for each in numbers)
 
     def overlap(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints]:
         """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.

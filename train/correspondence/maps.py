@@ -124,7 +124,7 @@ class ScoredPairs:
     data: MeshPairs
     maps: Sequence[NDArray[np.int64]]
     errors: Sequence[PairErrors]
-    overlaps: Sequence[dict[str, float]] = ()
+    overlaps: Sequence[dict[str, float | None]] = ()
 
 
 def score_pairs(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,43 +35,32 @@ def overlap_outputs(outputs: Tensor, operators: Operators) -> Tensor:
     unit, logits = F.normalize(outputs[:, :-1], dim=1), outputs[:, -1:]
     if outputs.requires_grad:
         return torch.cat([unit, logits], 1)
-    sides = [
-        _Side(*parts)
-        for parts in zip(
-            *(torch.split(x, list(operators.lengths)) for x in (unit, logits[:, 0], operators.mass)),
-            torch.split(operators.evecs[:, :COHERENT].float(), list(operators.lengths)),
-            operators.evals[:, :COHERENT].float(),
-            strict=True,
-        )
-    ]
-    nearest = [coherent_map(side, sides[i ^ 1]) for i, side in enumerate(sides)]
+    lengths, evecs = list(operators.lengths), operators.evecs[:, :COHERENT].float()
+    features, inside, bases, mass = (torch.split(x, lengths) for x in (unit, logits[:, 0], evecs, operators.mass))
+    scales = operators.evals[:, 1:COHERENT].float().clamp(min=1e-3).rsqrt()
+    nearest = []
+    for i, x in enumerate(features):
+        j = i ^ 1  # the other mesh of the pair
+        scores = torch.addmm(F.logsigmoid(inside[j])[None], x, features[j].mT, alpha=1 / TEMPERATURE)
+        nearest.append(coherent_map(scores, bases[i], inside[i].sigmoid() * mass[i], bases[j][:, 1:] * scales[j]))
     return torch.cat([torch.cat(nearest).float()[:, None], logits], 1)
 
 
-class _Side(NamedTuple):
-    """One mesh of a pair: features of length 1 (V, C), logits (V,), mass (V,), eigenvectors (V, K), eigenvalues (K,)."""
+def coherent_map(scores: Tensor, basis: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """The vertex (V,) of y for each vertex of x that has a high score, and is where the neighbors go.
 
-    features: Tensor
-    logits: Tensor
-    mass: Tensor
-    evecs: Tensor
-    evals: Tensor
+    scores: (V, W), of the vertices of y for each vertex of x
+    basis: (V, K), low eigenvectors of x; weights: (V,), of the vertices of x: their mass in the overlap
+    places: (W, C), coordinates of the vertices of y, such as φ/√λ of the commute-time distance
 
-
-def coherent_map(x: _Side, y: _Side) -> Tensor:
-    """The vertex (V_x,) of y for each vertex of x that has a similar feature, is in the overlap, and fits its neighbors.
-
-    Features alone confuse left and right at single vertices. The expected place of each vertex on y, in the coordinates
-    φ/√λ of the commute-time distance, is a function on x. Its projection to the low frequencies of x, in the overlap,
-    is the place where the neighbors of the vertex go. Each of three steps lowers the scores of vertices far from there.
+    The features of left and right are similar, so scores alone exchange them at single vertices. The expected places
+    are a function on x, whose projection to the basis says where the neighbors go. Each step lowers the scores of
+    vertices far from there.
     """
-    scores = torch.addmm(F.logsigmoid(y.logits)[None], x.features, y.features.mT, alpha=1 / TEMPERATURE)
-    places = y.evecs[:, 1:] * y.evals[1:].clamp(min=1e-3).rsqrt()
-    weighted = (x.evecs * (x.logits.sigmoid() * x.mass)[:, None]).mT
-    gram = weighted @ x.evecs + 1e-3 * torch.eye(x.evecs.shape[1], device=scores.device)
-    current = scores
+    weighted, current = (basis * weights[:, None]).mT, scores
+    gram = weighted @ basis + 1e-3 * torch.eye(basis.shape[1], device=basis.device)
     for _ in range(STEPS):
-        expected = x.evecs @ torch.linalg.solve(gram, weighted @ (current.softmax(1) @ places))
+        expected = basis @ torch.linalg.solve(gram, weighted @ (current.softmax(1) @ places))
         distances = torch.cdist(expected, places).square()
         current = scores - COHERENCE * distances / distances.mean().clamp(min=1e-12)
     return current.argmax(1)
@@ -138,8 +126,10 @@ def overlap_tally(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.stack([counts[1, 1], counts[1, 1] + counts[0, 1] + counts[1, 0]]).double()
 
 
-def overlap_scores(predicted: Sequence[NDArray[np.bool_]], labels: Sequence[NDArray[np.int64]]) -> dict[str, float]:
-    """The scores of a predicted overlap of a pair, see OVERLAP: means over both meshes. NaN if the truth isn't known.
+def overlap_scores(
+    predicted: Sequence[NDArray[np.bool_]], labels: Sequence[NDArray[np.int64]]
+) -> dict[str, float | None]:
+    """The scores of a predicted overlap of a pair, see OVERLAP: means over both meshes. None if they aren't known.
 
     predicted: whether each vertex (V,) of both meshes is in the overlap; labels: see `MeshPairs.overlap`
 
@@ -149,7 +139,8 @@ def overlap_scores(predicted: Sequence[NDArray[np.bool_]], labels: Sequence[NDAr
     ious, accuracies = [], []
     for guess, truth in zip(predicted, labels, strict=True):
         inside, right = guess[truth >= 0], truth[truth >= 0] == 1
-        ious.append((inside & right).sum() / max((inside | right).sum(), 1) if len(right) else np.nan)
+        if (inside | right).any():
+            ious.append((inside & right).sum() / (inside | right).sum())
         if right.any() and not right.all():
             accuracies.append((inside[right].mean() + (~inside[~right]).mean()) / 2)
-    return dict(zip(OVERLAP, (float(np.mean(ious)), float(np.mean(accuracies or [np.nan]))), strict=True))
+    return {name: float(np.mean(of)) if of else None for name, of in zip(OVERLAP, (ious, accuracies), strict=True)}

@@ -176,8 +176,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         errors = np.concatenate([pair.errors for pair in scored.errors])
         if scored.overlaps:
             counts |= {name: _mean([overlap[name] for overlap in scored.overlaps]) for name in OVERLAP}
-        overlaps = [{name: _mean([score]) for name, score in overlap.items()} for overlap in scored.overlaps]
-        overlaps = overlaps or [{} for _ in names]
+        overlaps = scored.overlaps or [{} for _ in names]
         has_mirror = scored.data.mirror is not None
         mean = mean_error(errors)
         return {
@@ -268,9 +267,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return score_pairs(data.pairs, predictions, samples, **where)
 
 
-def _mean(values: Sequence[float] | NDArray[np.float64]) -> float | None:
-    """The mean of the numbers that aren't NaN. None if there are none, as for shapes without overlap."""
-    return None if np.isnan(values).all() else mean_error(values)
+def _mean(values: Sequence[float | None] | NDArray[np.float64]) -> float | None:
+    """The mean of those that are known. None if there are none, as for shapes without overlap."""
+    numbers = np.asarray(values, np.float64)
+    return None if np.isnan(numbers).all() else mean_error(numbers)
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
