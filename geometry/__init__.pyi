@@ -1,11 +1,4 @@
-from .augmentation.reduction import (
-    MeshPart as MeshPart,
-    cut_by_plane as cut_by_plane,
-    cut_holes as cut_holes,
-    cut_to_view as cut_to_view,
-    decimate as decimate,
-    largest_component as largest_component,
-)
+from .augmentation.reduction import MeshPart as MeshPart, cut_by_plane as cut_by_plane, decimate as decimate
 from .augmentation.transforms import mirrored as mirrored, rotated as rotated, scaled as scaled
 from .batches.collate import PerMesh as PerMesh, Rows as Rows, collate as collate
 from .batches.functional import (

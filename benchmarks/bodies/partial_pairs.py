@@ -21,7 +21,8 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from diffnet.data import PairShape, load_pairs
-from diffnet.geometry import MeshPart, cut_by_plane, cut_holes, largest_component
+from diffnet.geometry import MeshPart, cut_by_plane
+from diffnet.geometry.augmentation.reduction import cut_holes, largest_component
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.viz import write_ply
 

@@ -9,7 +9,8 @@ import numpy as np
 from diffnet.data.derived import generator_of
 from diffnet.data.options import Variants
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape
-from diffnet.geometry import Mesh, MeshPart, cut_by_plane, cut_holes, cut_to_view, largest_component
+from diffnet.geometry import Mesh, MeshPart, cut_by_plane
+from diffnet.geometry.augmentation.reduction import cut_holes, cut_to_view, largest_component
 from diffnet.geometry.elements.elements import face_areas
 
 MOST_HOLES = 3

@@ -84,12 +84,10 @@ def pair_errors(
     others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
     by_mirror = dict(zip(flips, others, strict=True))
     return [
-        PairErrors(each, i in by_mirror, by_mirror.get(i, each), _floor(floors[i])) for i, each in enumerate(errors)
+        # Two partial shapes may have no overlap.
+        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i]) if len(each) else np.nan)
+        for i, each in enumerate(errors)
     ]
-
-
-def _floor(errors: Floats) -> float:
-    return mean_error(errors) if len(errors) else float("nan")  # two partial shapes may have no overlap
 
 
 def _errors_of_part(

@@ -130,8 +130,7 @@ def cut_holes(mesh: Mesh, centers: ArrayLike, share: float) -> MeshPart:
     starts = np.atleast_1d(np.asarray(centers))
     if not len(starts) or starts.dtype.kind not in "iu" or not ((starts >= 0) & (starts < len(mesh.verts))).all():
         raise ValueError(f"centers should be vertices from 0 to {len(mesh.verts) - 1}, got {centers!r}")
-    edges = mesh_edges(_checked_faces(mesh))
-    lengths = np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
+    edges, lengths = _edges(mesh)
     graph = csr_array((np.maximum(lengths, np.finfo(float).tiny), tuple(edges.T)), shape=(len(mesh.verts),) * 2)
     distances = dijkstra(graph, directed=False, indices=starts, min_only=True)
     return _part_of_faces(mesh, _lowest(-distances[mesh.faces].mean(1), face_areas(mesh), share))
@@ -148,14 +147,12 @@ def cut_to_view(mesh: Mesh, direction: ArrayLike, share: float) -> MeshPart:
 
     Raises ValueError for a direction or a share that is not allowed, and for a point cloud.
     """
-    d = _checked_direction(direction) / np.linalg.norm(direction)
-    first, second, third = mesh.verts[_checked_faces(mesh)].swapaxes(0, 1)
+    d, cell = _checked_direction(direction) / np.linalg.norm(direction), 2 * _edges(mesh)[1].mean()
+    first, second, third = mesh.verts[mesh.faces].swapaxes(0, 1)
     normals = np.cross(second - first, third - first)
     facing = np.abs(normals @ d) / np.maximum(np.linalg.norm(normals, axis=1), np.finfo(float).tiny)
     centers = (first + second + third) / 3
     side = np.linalg.svd(d[None])[2][1:]  # two axes of the picture
-    edges = mesh_edges(mesh.faces)
-    cell = 2 * np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1).mean()
     points = np.concatenate([centers, mesh.verts])
     _, cells = np.unique(np.floor(points @ side.T / cell), axis=0, return_inverse=True)
     highest = np.full(cells.max() + 1, -np.inf)
@@ -172,10 +169,12 @@ def _checked_direction(direction: ArrayLike) -> NDArray[np.float64]:
     return d
 
 
-def _checked_faces(mesh: Mesh) -> NDArray[np.int64]:
+def _edges(mesh: Mesh) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The edges (E, 2) and their lengths (E,). Raises ValueError for a point cloud."""
     if mesh.is_point_cloud:
         raise ValueError(f"{mesh.name}: a point cloud has no faces to remove; cut it by a plane")
-    return mesh.faces
+    edges = mesh_edges(mesh.faces)
+    return edges, np.linalg.norm(mesh.verts[edges[:, 0]] - mesh.verts[edges[:, 1]], axis=1)
 
 
 def _part_of_faces(mesh: Mesh, faces: NDArray[np.int64]) -> MeshPart:

@@ -18,11 +18,8 @@ from diffnet.geometry import (
     collate,
     curvature,
     cut_by_plane,
-    cut_holes,
-    cut_to_view,
     farthest_points,
     hks,
-    largest_component,
     make_mesh,
     mirrored,
     precompute,
@@ -32,6 +29,7 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
+from diffnet.geometry.augmentation.reduction import cut_holes, cut_to_view, largest_component
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

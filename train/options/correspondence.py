@@ -19,15 +19,7 @@ Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]  # of `ops`,
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
 # Changes for partial shapes. Their area says nothing of their size, so the unit is that of the training set.
-_PARTIAL: dict[str, Any] = {
-    "partial": True,
-    "features": "metric-curvature+log-hks",
-    "normalize": "none",
-    "k": 128,
-    "map_k": 30,
-    "cut": 0.7,
-    "learning_rate": 2e-3,
-}
+_PARTIAL: dict[str, Any] = {"partial": True, "features": "metric-curvature+log-hks", "normalize": "none", "cut": 0.7}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
@@ -74,6 +66,8 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
         if self.partial and self.method != "supervised":
             raise OptionError("partial shapes need correspondences to train on; use --method supervised")
+        if self.partial and self.normalize != "none":
+            raise OptionError(f"a part's area says nothing of its size; use --normalize none, got {self.normalize}")
         if self.cut and not self.partial:
             raise OptionError("cut needs --partial: without it, correspondence is for whole shapes")
 
