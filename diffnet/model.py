@@ -52,8 +52,7 @@ class NetworkOptions(BlockDetails, Architecture):
         default=0,
         kw_only=True,
         metadata=about(
-            "Layers in which meshes 0 and 1 of a batch attend to each other, 2 and 3, and so on. One is before each "
-            "of the last blocks.",
+            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.",
             least=0,
         ),
     )
@@ -64,9 +63,7 @@ class NetworkOptions(BlockDetails, Architecture):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pair_attention > self.blocks:
-            raise ValueError(
-                f"pair_attention should be at most {self.blocks}, one for each block, got {self.pair_attention}"
-            )
+            raise ValueError(f"pair_attention should be at most {self.blocks}, got {self.pair_attention}")
         if self.last_activation is not None and not callable(self.last_activation):
             raise TypeError(
                 f"last_activation should be a function of a tensor, got {self.last_activation!r}; "

@@ -137,6 +137,4 @@ def test_attention_in_pairs() -> None:
     expected = y[:12] + layer.mlp(torch.cat([layer.norm(y[:12]), read], 1))
     torch.testing.assert_close(layer(y, collate(meshes[:2]))[:12], expected)
     refused(ValueError, "needs an even number of meshes, got 1", model, x[:12], meshes[0])
-    refused(
-        ValueError, "pair_attention should be at most 2, one for each block, got 3", network, blocks=2, pair_attention=3
-    )
+    refused(ValueError, "pair_attention should be at most 2, got 3", network, blocks=2, pair_attention=3)

@@ -23,27 +23,20 @@ MAX_KEPT = 256  # meshes whose eigenfunctions at template points are kept, each 
 
 
 def pair_samples(
-    data: MeshPairs,
-    part: str,
-    samples: Sequence[Sample],
-    map_k: int,
-    *,
-    with_targets: bool = True,
-    partial_shapes: bool = False,
+    data: MeshPairs, part: str, samples: Sequence[Sample], map_k: int | None, *, with_targets: bool = True
 ) -> PairSamples:
     """The pairs of the training or test part of a set as samples.
 
     part: "train" or "test"
     samples: the preprocessed meshes of this part, which are read when a pair needs them
-    map_k: K, the eigenpairs of the true functional maps
-    with_targets: if False, the targets are NaN, or −1 with `partial_shapes`
-    partial_shapes: whether targets are those of `overlap_targets`
+    map_k: K, the eigenpairs of the true functional maps. None for partial shapes, see `OverlapTargets`.
+    with_targets: if False, the targets are not known
 
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
     known = data if with_targets else None
-    if partial_shapes:
+    if map_k is None:
         return PairSamples(samples, pairs, OverlapTargets(known, shapes))
     for shape, vertices in zip(shapes, counts_of(samples), strict=True):
         if vertices < map_k:

@@ -84,8 +84,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
     ) -> Sequence[PairSample]:
         with_targets = part == "test" or options.method == "supervised"
-        how = {"with_targets": with_targets, "partial_shapes": options.partial}
-        return pair_samples(data.pairs, part, meshes, options.map_k, **how)
+        map_k = None if options.partial else options.map_k
+        return pair_samples(data.pairs, part, meshes, map_k, with_targets=with_targets)
 
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
         if options.partial:
