@@ -40,6 +40,7 @@ from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.partial import coherent_map
 from diffnet.train.correspondence.targets import PairSamples, pair_samples
 from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.inference.matching import match_meshes
@@ -619,6 +620,21 @@ def test_the_loss_of_partial_shapes() -> None:
     assert float(TASK.loss(outputs, targets, options)) == pytest.approx(1 / 0.07 / 4, rel=0.01)
     targets[:, :2] = -1
     assert float(TASK.loss(outputs, targets, options)) == 0
+
+
+def test_maps_of_partial_shapes_are_coherent() -> None:
+    """The features of a fifth of the vertices are those of the other side."""
+    ball = body(0, 0.0)
+    operators = precompute(ball, k=30)
+    sides = np.arange(162)
+    sides[::5] = cKDTree(ball.vertices).query(ball.vertices[::5] * [-1, 1, 1])[1]
+    scores = 10 * torch.eye(162)[sides] + 8 * torch.eye(162)
+    places = operators.evecs[:, 1:] / operators.evals[0, 1:].sqrt()
+    found = coherent_map(scores, operators.evecs, operators.mass, places)
+    assert (scores.argmax(1) != torch.arange(162)).sum() > 25
+    assert (found != torch.arange(162)).sum() < 3
+    cut = operators.mass * (torch.arange(162) % 5 != 0)  # what is outside of the overlap doesn't count
+    assert (coherent_map(scores, operators.evecs, cut, places) == torch.arange(162)).all()
 
 
 def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
