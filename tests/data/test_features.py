@@ -47,6 +47,7 @@ from diffnet.geometry import (
     Operators,
     collate,
     curvature,
+    cut_by_plane,
     decimate,
     diffused_curvature,
     load_mesh,
@@ -80,6 +81,19 @@ def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     rows = mesh.verts if colors is None else np.concatenate([mesh.verts, colors], 1)
     write(path.parent, {path.name: (rows, mesh.faces)})
     return load_mesh(path)
+
+
+def test_metric_curvature_of_a_part_is_that_of_the_whole() -> None:
+    sphere = trimesh.creation.icosphere(4, radius=0.5)
+    whole = make_mesh(sphere.vertices, sphere.faces)
+    part = cut_by_plane(whole, [1, 0, 0], 0.5)
+    values = [input_features(mesh, precompute(mesh, k=128), "metric-curvature") for mesh in (whole, part.mesh)]
+    assert values[0].shape[1] == 10
+    torch.testing.assert_close(values[0].mean(0)[:2], torch.full((2,), np.arcsinh(2.0) / 2).float(), atol=0.01, rtol=0)
+    inner = part.mesh.verts[:, 0] < -0.4
+    away = (values[1] - values[0][part.vertices])[inner].abs().mean(0)
+    assert away[[0, 1]].max() < 1e-3
+    assert away[[4, 6]].max() < 0.03  # diffused; 128 eigenpairs blur the shortest time, and the border is near for 0.03
 
 
 def test_parts_have_one_order() -> None:
