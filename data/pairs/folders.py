@@ -333,7 +333,7 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", partial_shapes
         if not partial_shapes and len(missing := np.flatnonzero(array < 0)):
             raise DataError(
                 f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
-                "partial shape. Partial shapes are not supported: every point needs a vertex"
+                "partial shape. Partial shapes are not supported without --partial: every point needs a vertex"
             )
     first = _first_number(files, values) if base == "auto" else int(base)
     for file, array in zip(files, values, strict=True):

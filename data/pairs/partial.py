@@ -60,8 +60,7 @@ def random_part(mesh: Mesh, kind: int, share: float, most: float, rng: np.random
     """The largest connected part of a mesh without about this share of its area.
 
     kind: modulo 3: 0 for a plane, 1 for up to three holes, 2 for the view of a camera, at random places
-    most: the largest share that may be missing. If pieces that fall off are larger, other places are tried, and less is
-        cut.
+    most: the largest share that may be missing. If more falls off, less is cut, at other places.
     """
     area, part = face_areas(mesh).sum(), cut_by_plane(mesh, [1, 0, 0], 0)
     for attempt in range(TRIES):

@@ -228,7 +228,7 @@ def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
         if longer - shorter > MAX_DIFFERENCE:
             raise MeshError(
                 f"{part.name}: partial shapes are not supported; its boundary is {longer:.2f} √area long, that of "
-                f"{whole.name} {shorter:.2f} √area"
+                f"{whole.name} {shorter:.2f} √area. A network of --partial matches them"
             )
 
 

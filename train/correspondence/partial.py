@@ -18,8 +18,7 @@ from diffnet.train.metrics import confusion_matrix
 
 OVERLAP = "overlap_iou", "overlap_balanced_accuracy"  # the scores of an overlap, from 0 to 1
 TEMPERATURE = 0.07  # of the similarities of features of length 1
-# Eigenpairs, steps and weight of `coherent_map`.
-COHERENT, STEPS, COHERENCE = 30, 3, 30.0
+COHERENT, STEPS, COHERENCE = 30, 3, 30.0  # eigenpairs, steps and weight of `coherent_map`
 
 
 def overlap_outputs(outputs: Tensor, operators: Operators) -> Tensor:
