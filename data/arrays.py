@@ -10,14 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import COLORS, ArrayStatistics, FeaturePart, Statistics, array_names, feature_parts
+from diffnet.data.feature_names import (
+    COLORS,
+    MASK_PREFIX,
+    ArrayStatistics,
+    FeaturePart,
+    Statistics,
+    array_names,
+    feature_parts,
+    mask_of,
+)
 from diffnet.data.folders.index import contents_of
 from diffnet.data.folders.sources import array_files, arrays_in_mesh_file, only_file
 from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.numbers import MAX_NUMBER, check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
+from diffnet.geometry.mesh.cortex import is_cortical, read_mask
 from diffnet.geometry.options import Scale, counts_all
+
+WHOLLY = 0.999  # from this value on, a vertex is in a mask. Variants interpolate masks.
 
 
 def own_arrays(
@@ -25,35 +37,45 @@ def own_arrays(
 ) -> dict[str, NDArray[np.float64]]:
     """The own arrays of a mesh that the features name, by name: (V, C) float64, one row for each vertex.
 
-    `file:NAME`, `vector:NAME` and `scalar:NAME` are the first of these:
+    `file:NAME`, `vector:NAME`, `scalar:NAME` and `mask:NAME` are the first of these:
 
     - the array NAME in `given`;
     - `STEM.NAME.npy` beside the mesh file, whose name without extension is STEM;
     - `NAME/STEM.npy`, where the folder NAME is beside the mesh file or beside the folder of the mesh files;
     - for the name colors, the colors of the vertices in the file (PLY, OBJ and OFF), three channels from 0 to 1;
-    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file.
+    - the property NAME of the vertices in a PLY file, or the array NAME of the points in a VTK file; or three of them,
+      NAME_x, NAME_y and NAME_z, or NAME_0, NAME_1 and NAME_2.
 
-    Arrays have shape (V,) or (V, C), vectors (V, 3), and hold finite numbers. Files beside an STL file are refused,
-    because it doesn't number its vertices.
+    Arrays have shape (V,) or (V, C), vectors (V, 3), masks (V,), and hold finite numbers. Files beside an STL file are
+    refused, because it doesn't number its vertices. In a mask, larger numbers than 1 are 1, and negative ones and NaN
+    are 0. Where it is not 1, all other arrays are 0, whatever their files have.
 
     statistics: of the training set. If given, the numbers of channels must be the same.
 
     `predict` calls this before it computes anything, so what is missing is named at once. Raises DataError for an array
     that is missing, is there twice, or has another shape. The message names the mesh, the part and what is expected.
     """
-    arrays = {}
-    for part in feature_parts(features):
+    arrays: dict[str, NDArray[np.float64]] = {}
+    mask = mask_of(features)
+    for part in sorted(feature_parts(features), key=lambda part: not part.is_mask):
         name = part.array
         if name is None:
             continue
         channels = part.channels if statistics is None or name not in statistics else len(statistics[name]["mean"])
         array, source = _find(mesh, part, given or {}, channels)
-        array = _checked(mesh, part.name, array, source)
+        array = _checked(mesh, part.name, array, source, inside_mask(arrays, mask, mesh))
         if channels is not None and array.shape[1] != channels:
             expected = "a vector has 3" if part.is_vector else f"the network was trained with {channels}"
             raise DataError(f"{mesh.name}: {part.name} has {array.shape[1]} channels in {source}, {expected}")
         arrays[name] = array
     return arrays
+
+
+def inside_mask(arrays: Mapping[str, NDArray[np.float64]], mask: str | None, mesh: Mesh) -> NDArray[np.bool_]:
+    """Which vertices (V,) of a mesh are in a mask: all of them if there is none. arrays: of `own_arrays`"""
+    if mask is None or mask not in arrays:
+        return np.ones(len(mesh.verts), np.bool_)
+    return arrays[mask][:, 0] >= WHOLLY
 
 
 def array_statistics(
@@ -65,8 +87,8 @@ def array_statistics(
     scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
 
     The standard deviation of a constant channel is given as 1. A vector is not shifted, and its standard deviation is
-    the root of the mean square of all three channels. Without own arrays in the features, the result is empty
-    and no file is read.
+    the root of the mean square of all three channels. Vertices outside of a mask don't count, and a mask itself stays
+    as it is. Without own arrays in the features, the result is empty and no file is read.
 
     Raises DataError for two meshes with different numbers of channels, and the errors of `own_arrays`.
     """
@@ -96,6 +118,8 @@ def array_statistics(
         std = np.sqrt(np.maximum(squares / count - mean**2, 0))
         std = np.where(std > 1e-9 * (np.abs(shift + mean) + np.abs(mean)), std, 1.0)
         statistics[name] = {"mean": (shift + mean).tolist(), "std": std.tolist()}
+        if name == mask_of(features):
+            statistics[name] = {"mean": [0.0], "std": [1.0]}
     return statistics
 
 
@@ -105,14 +129,17 @@ def _sums(item: LabeledMesh, features: str, shifts: Mapping[str, list[float]], f
     every: whether vertices of no face count, too
     """
     rows = []
-    for name, array in own_arrays(item.mesh, features, given=item.arrays).items():
+    arrays = own_arrays(item.mesh, features, given=item.arrays)
+    inside = inside_mask(arrays, mask_of(features), item.mesh) & (every | item.mesh.on_surface)
+    for name in array_names(features):
+        array = arrays[name]
         shift = np.array(shifts[name])
         if len(shift) != array.shape[1]:
             raise DataError(
                 f"{item.mesh.name}: the own array {name} has {array.shape[1]} channels, but that of {first} "
                 f"has {len(shift)}; all meshes of a set need the same number"
             )
-        moved = (array if every else array[item.mesh.on_surface]) - shift
+        moved = array[inside] - shift
         rows.append([moved.sum(0).tolist(), (moved**2).sum(0).tolist(), len(moved)])
     return rows
 
@@ -177,6 +204,11 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
     file = only_file(path, places, what)
     if file is not None:
         check_vertex_numbers(mesh, file)
+        if part.is_mask and is_cortical(file):
+            try:
+                return read_mask(file, len(mesh.verts)), str(file)
+            except ValueError as e:
+                raise DataError(f"{file}: {e}") from e
         return read_array(file, f" for {part.name}"), str(file)
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":
@@ -189,7 +221,8 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
     )
 
 
-def _checked(mesh: Mesh, part: str, content: Any, source: str) -> NDArray[np.float64]:
+def _checked(mesh: Mesh, part: str, content: Any, source: str, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """An own array (V, C), which is 0 outside of a mask, or a mask (V, 1) from 0 to 1. inside: see `inside_mask`"""
     array, count = np.asarray(content), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
@@ -198,7 +231,10 @@ def _checked(mesh: Mesh, part: str, content: Any, source: str) -> NDArray[np.flo
             f"{mesh.name}: {part} should have shape ({count},) or ({count}, C), one row for each vertex, but {source} "
             f"has shape {array.shape}"
         )
-    values = array.astype(np.float64).reshape(count, -1)
+    read = array.astype(np.float64).reshape(count, -1)
+    if part.startswith(MASK_PREFIX):
+        return np.nan_to_num(read).clip(0, 1)
+    values = np.where(inside[:, None], read, 0)
     bad = np.flatnonzero(~(np.abs(values) < MAX_NUMBER).all(axis=1))
     if len(bad):
         raise DataError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -27,6 +28,8 @@ def augmented(
     times: Tensor | None = None,
     mirrored_classes: Tensor | None = None,
     labels_at: TargetsAt = "vertices",
+    vectors: int = 0,
+    lengths: Sequence[int] = (),
 ) -> Sample:
     """A packed sample whose meshes are changed, with features and operators that fit each other.
 
@@ -41,6 +44,8 @@ def augmented(
     mirrored_classes: (C,) int64, the class that each class becomes in a mirrored mesh, such as right for left, or
         UNLABELED. None leaves labels as they are.
     labels_at: the elements with the labels of the sample
+    vectors: so many vectors are the first columns of its targets. They turn and are mirrored, too.
+    lengths: the columns of those of them that are multiplied by the factors, too, three for each
     times: the times of hks, on the device; see `hks_times`. Given, they need not be moved to a GPU.
 
     Raises OptionError for an own array `file:NAME` that could be a vector, see `check_turned`, if it is the only one.
@@ -53,37 +58,55 @@ def augmented(
     >>> torch.equal(larger.features, 2 * sample.features)
     True
     """
-    x, labels, operators, vectors = sample.features, sample.labels, sample.operators, vector_channels(features)
+    x, labels, operators, channels = sample.features, sample.labels, sample.operators, vector_channels(features)
     unknown = [str(part.array) for part in feature_parts(features) if part.channels is None]
     if len(unknown) == 1 and not (mirror is None and rotations is None):
-        channels = sum(part.channels or 0 for part in feature_parts(features))
-        check_turned(features, {unknown[0]: x.shape[1] - channels})
+        others = sum(part.channels or 0 for part in feature_parts(features))
+        check_turned(features, {unknown[0]: x.shape[1] - others})
     if jitter is not None:
         x = _jittered(x, features, jitter)
     if mirror is not None:
-        if vectors:
+        if channels or vectors:
             flips = torch.eye(3, device=x.device, dtype=x.dtype).repeat(len(operators), 1, 1)
             flips[:, 0, 0] = 1 - 2 * mirror.to(x.dtype)
-            x = rotate_vectors(x, vectors, flips, operators.ptr)
+            x = rotate_vectors(x, channels, flips, operators.ptr)
+            labels = turned_targets(labels, vectors, flips, operators, labels_at)
         operators = mirrored(operators, mirror)
         if mirrored_classes is not None:
             exchanged = torch.where(labels < 0, UNLABELED, mirrored_classes[labels.clamp(min=0)])
             labels = torch.where(_per_label(operators, mirror, labels_at, len(labels)), exchanged, labels)
     if rotations is not None:
-        x = rotate_vectors(x, vectors, rotations, operators.ptr)
+        x = rotate_vectors(x, channels, rotations, operators.ptr)
+        labels = turned_targets(labels, vectors, rotations, operators, labels_at)
         operators = rotated(operators, rotations)
     if factors is not None:
+        if lengths:
+            labels = labels.clone()
+            for first in lengths[::3]:  # an index of a list would be copied to the GPU
+                labels[:, first : first + 3] *= _per_label(operators, factors, labels_at, len(labels))[:, None]
         operators = scaled(operators, factors)
         x = _rescaled(x, features, operators, factors, times)
     return replace(sample, features=x, labels=labels, operators=operators)
 
 
+def turned_targets(targets: Tensor, vectors: int, matrices: Tensor, operators: Operators, at: TargetsAt) -> Tensor:
+    """The targets (N, C) with their first columns, so many vectors, times the matrix of their mesh, (B, 3, 3)."""
+    if not vectors:
+        return targets
+    slices = [slice(3 * i, 3 * i + 3) for i in range(vectors)]
+    return rotate_vectors(targets, slices, matrices.to(targets.dtype), _extents(operators, at))
+
+
+def _extents(operators: Operators, at: TargetsAt) -> Tensor:
+    """(B+1,), the extents of the elements of each mesh."""
+    if at == "meshes":
+        return torch.arange(len(operators) + 1, device=operators.device)
+    return {"vertices": lambda o: o.ptr, "faces": lambda o: o.face_ptr, "edges": lambda o: o.edge_ptr}[at](operators)
+
+
 def _per_label(operators: Operators, values: Tensor, at: TargetsAt, count: int) -> Tensor:
     """Repeat the values of each mesh (B,) for its labels, `count` in all. Nothing is read back from a GPU."""
-    if at == "meshes":
-        return values
-    ptr = {"vertices": lambda o: o.ptr, "faces": lambda o: o.face_ptr, "edges": lambda o: o.edge_ptr}[at](operators)
-    return torch.repeat_interleave(values, ptr.diff(), output_size=count)
+    return torch.repeat_interleave(values, _extents(operators, at).diff(), output_size=count)
 
 
 def _jittered(x: Tensor, features: str, jitter: Tensor) -> Tensor:

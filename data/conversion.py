@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import ArrayStatistics
+from diffnet.data.arrays import array_states, inside_mask, own_arrays
+from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt
 from diffnet.data.stored import StoredMeshes, remembered, with_change
-from diffnet.geometry import edges_of_faces, mesh_edges
+from diffnet.geometry import Mesh, edges_of_faces, mesh_edges
 from diffnet.geometry.elements.elements import file_edges, on_polygons, on_triangles
+from diffnet.geometry.mesh.normalize import normalized_length
 from diffnet.geometry.options import Scale, counts_all
 
 if TYPE_CHECKING:
@@ -108,23 +110,68 @@ def _converted(item: LabeledMesh, source: LabelsAt, target: LabelsAt) -> Labeled
     return replace(item, labels=labels, accepted=None)
 
 
-def labels_on_surface(data: LabeledMeshes, scale: Scale) -> LabeledMeshes:
-    """The data set without labels and targets at vertices of no face, which are no part of a surface.
-
-    scale: how positions are normalized, which decides whether such vertices count; see `normalize_positions`
-    """
-    if data.labels_at != "vertices" or counts_all(scale):
+def labels_on_surface(data: LabeledMeshes, scale: Scale, features: str) -> LabeledMeshes:
+    """The data set without labels and targets at elements that don't count, see `elements_inside`."""
+    at, mask = data.labels_at, mask_of(features)
+    if at == "meshes" or (mask is None and (at != "vertices" or counts_all(scale))):
         return data
-    return data.with_parts(lambda part: with_change(part, _on_surface, "on surface"))
+    features = "xyz" if mask is None else f"{MASK_PREFIX}{mask}"  # no other own array matters
+    change = partial(_on_surface, at=at, scale=scale, features=features)
+    about = [] if mask is None else [at, scale, mask]
+    return data.with_parts(lambda part: with_change(part, change, "on surface", *about, *array_states(part, features)))
 
 
-def _on_surface(item: LabeledMesh) -> LabeledMesh:
-    mask = item.mesh.on_surface
-    if mask.all():
+def elements_inside(
+    mesh: Mesh, at: LabelsAt, scale: Scale, features: str, arrays: Mapping[str, Any] | None = None
+) -> NDArray[np.bool_]:
+    """Which vertices (V,), triangles (F,) or edges (E,) count in scores and predictions.
+
+    Vertices of no face are no part of a surface, and those outside of a mask don't count. Other elements count if all
+    of their vertices do; the triangles of a polygon, those of the polygon.
+
+    scale: how positions are normalized, which decides whether vertices of no face count; see `normalize_positions`
+    features: those of the network, which may have a mask. arrays: own arrays by name, see `own_arrays`
+    """
+    mask = mask_of(features)
+    masks = {} if mask is None else own_arrays(mesh, f"{MASK_PREFIX}{mask}", given=arrays)
+    inside = inside_mask(masks, mask, mesh) & (counts_all(scale) | mesh.on_surface)
+    if at == "vertices":
+        return inside
+    inside = np.asarray(inside[mesh.faces if at == "faces" else mesh_edges(mesh.faces)].all(1))
+    if at == "faces" and mesh.has_polygons:
+        inside = (np.bincount(mesh.polygons, ~inside, mesh.polygon_count) == 0)[mesh.polygons]
+    return inside
+
+
+def _on_surface(item: LabeledMesh, at: LabelsAt, scale: Scale, features: str) -> LabeledMesh:
+    inside = elements_inside(item.mesh, at, scale, features, item.arrays)
+    if inside.all():
         return item
     labels = item.labels.copy()
-    labels[~mask] = np.nan if labels.dtype.kind == "f" else UNLABELED
+    labels[~inside] = np.nan if labels.dtype.kind == "f" else UNLABELED
     return replace(item, labels=labels)
+
+
+def relative_lengths(items: Sequence[LabeledMesh], columns: Sequence[int], scale: Scale) -> Sequence[LabeledMesh]:
+    """The meshes with some columns of their targets, which are lengths, in units of the normalized meshes.
+
+    scale: how positions are normalized, see `normalize_positions`
+    """
+    if not columns:
+        return items
+    return with_change(items, partial(_relative, columns=columns, scale=scale), "lengths", list(columns), scale)
+
+
+def _relative(item: LabeledMesh, columns: Sequence[int], scale: Scale) -> LabeledMesh:
+    return replace(item, labels=item.labels / length_factors(item.mesh, columns, scale, item.labels.shape[1]))
+
+
+def length_factors(mesh: Mesh, columns: Sequence[int], scale: Scale, count: int) -> NDArray[np.float64]:
+    """What `relative_lengths` divides each of `count` columns by, (C,)."""
+    factors = np.ones(count)
+    if columns:
+        factors[list(columns)] = normalized_length(mesh, scale)
+    return factors
 
 
 def target_statistics(
@@ -132,12 +179,14 @@ def target_statistics(
     names: Sequence[str],
     jobs: int | None = None,
     of: Literal["targets", "conditions"] = "targets",
+    vectors: int = 0,
 ) -> ArrayStatistics:
     """Mean and standard deviation of each column of the targets over the training meshes. NaN doesn't count.
 
     names: of the columns, for messages
     of: or of the conditions, of which each mesh has one row
     jobs: see `remembered`. Each mesh is read once, and only its sums are kept.
+    vectors: so many vectors are the first columns, see `ArrayStatistics`
 
     The standard deviation of a constant column is given as 1. Raises DataError for targets of another shape than
     (N, C), for a column that is NaN everywhere, and for an infinite target.
@@ -156,7 +205,12 @@ def target_statistics(
     mean = (counts * shifted).sum(0) / total
     variance = (squares + counts * (shifted - mean) ** 2).sum(0) / total
     std = np.sqrt(np.maximum(variance, 0))
-    return {"mean": (origin + mean).tolist(), "std": np.where(std > 1e-12 * np.abs(origin), std, 1.0).tolist()}
+    mean, std = origin + mean, np.where(std > 1e-12 * np.abs(origin), std, 1.0)
+    for first in range(0, 3 * vectors, 3):  # a vector keeps its direction
+        part = slice(first, first + 3)
+        size = np.sqrt((np.maximum(variance[part], 0) + mean[part] ** 2).mean())
+        mean[part], std[part] = 0, size if size > 0 else 1
+    return {"mean": mean.tolist(), "std": std.tolist()}
 
 
 def _moments(item: LabeledMesh, names: Sequence[str], of: Literal["targets", "conditions"]) -> list[list[float]]:
@@ -201,12 +255,16 @@ def standardized(values: NDArray[Any], statistics: ArrayStatistics) -> NDArray[n
     return ((values - mean) / std).astype(np.float32)
 
 
-def original_targets(values: Tensor, statistics: ArrayStatistics) -> Tensor:
-    """Standardized targets as the original numbers, (N, C) float64 on the CPU."""
+def original_targets(values: Tensor, statistics: ArrayStatistics, factors: NDArray[np.float64] | None = None) -> Tensor:
+    """Standardized targets as the original numbers, (N, C) float64 on the CPU.
+
+    factors: (C,), of `length_factors`, or None for targets that are no lengths
+    """
     import torch  # processes that change labels don't need it
 
     mean, std = (torch.tensor(statistics[name], dtype=torch.float64) for name in ("mean", "std"))  # type: ignore[literal-required]
-    return values.detach().to("cpu", torch.float64) * std + mean
+    values = values.detach().to("cpu", torch.float64) * std + mean
+    return values if factors is None else values * torch.from_numpy(factors)
 
 
 def with_columns(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:

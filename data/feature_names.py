@@ -92,14 +92,16 @@ KINDS: dict[str, Kind] = {
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
+    "wks-128": Kind(128, descriptor=lambda o, times: geometry.wks(o, 128, unit=True), shift=0.91, factor=1.3),
 }
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
-FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX = "file:", "vector:", "scalar:"  # of own arrays
+FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX, MASK_PREFIX = "file:", "vector:", "scalar:", "mask:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars
 AUTO_LABELS = "auto"
 LABEL_SOURCES = AUTO_LABELS, "groups", "materials", COLORS  # besides file:NAME
 TARGET_TABLE = "targets.csv"  # the name of a table of targets in a folder
-_OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX})\w([\w. -]*\w)?")
+_OWN_NAME = re.compile(rf"({FILE_PREFIX}|{VECTOR_PREFIX}|{SCALAR_PREFIX}|{MASK_PREFIX})\w([\w. -]*\w)?")
+DISPLACEMENT_PREFIX = "displacement:"  # of a vector in the unit of length of its mesh
 
 
 class ArrayStatistics(TypedDict):
@@ -119,7 +121,7 @@ Statistics: TypeAlias = Mapping[str, ArrayStatistics]  # by the name of the arra
 class FeaturePart:
     """One part of the input features.
 
-    name: a key of KINDS, or for an array of the user's own "file:NAME", "vector:NAME" or "scalar:NAME"
+    name: a key of KINDS, or for an array of the user's own "file:NAME", "vector:NAME", "scalar:NAME" or "mask:NAME"
     """
 
     name: str
@@ -132,7 +134,12 @@ class FeaturePart:
     @property
     def channels(self) -> int | None:
         """The number of channels. None for an own array that is no vector. It is known when the first mesh is read."""
-        return 3 if self.is_vector else FEATURE_CHANNELS.get(self.name)
+        return 3 if self.is_vector else 1 if self.is_mask else FEATURE_CHANNELS.get(self.name)
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether it tells which vertices count. The other own arrays are 0 at those that don't."""
+        return self.name.startswith(MASK_PREFIX)
 
     @property
     def is_vector(self) -> bool:
@@ -154,7 +161,7 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
 
     Vectors come first. Otherwise it is the order of KINDS, then that of the names of own arrays.
 
-    Raises OptionError for an unknown or repeated part, and for another type.
+    Raises OptionError for an unknown or repeated part, for several masks, and for another type.
 
     >>> [part.name for part in feature_parts("file:quality+normals+xyz")]
     ['xyz', 'normals', 'file:quality']
@@ -167,14 +174,18 @@ def feature_parts(features: str) -> tuple[FeaturePart, ...]:
     for name in names:
         if not _OWN_NAME.fullmatch(name) and name not in FEATURE_CHANNELS:
             raise OptionError(
-                f"features should be one or several of {', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME and "
-                f"file:NAME, joined by +, got {name[:60]!r}" + (f" in {features[:200]!r}" if len(names) > 1 else "")
+                f"features should be one or several of {', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME, "
+                f"file:NAME and mask:NAME, joined by +, got {name[:60]!r}"
+                + (f" in {features[:200]!r}" if len(names) > 1 else "")
             )
     parts = [FeaturePart(name) for name in names]
     arrays = [part.array or part.name for part in parts]
     for i, name in enumerate(arrays):
         if name in arrays[:i]:
             raise OptionError(f"features should have each part once, got {name!r} twice in {features[:200]!r}")
+    masks = [part.name for part in parts if part.is_mask]
+    if len(masks) > 1:
+        raise OptionError(f"features should have one mask, got {' and '.join(masks)}")
     order = list(FEATURE_CHANNELS)
     place = {name: i for i, name in enumerate([*order, *sorted(set(names) - set(order))])}
     return tuple(sorted(parts, key=lambda part: (not part.is_vector, place[part.name])))
@@ -209,6 +220,32 @@ def array_names(features: str) -> list[str]:
     return [part.array for part in feature_parts(features) if part.array is not None]
 
 
+def mask_of(features: str) -> str | None:
+    """The name NAME of the mask `mask:NAME` in the features, or None. Raises OptionError, see `feature_parts`.
+
+    >>> mask_of("xyz+mask:cortex")
+    'cortex'
+    """
+    return next((part.array for part in feature_parts(features) if part.is_mask), None)
+
+
+def checked_mask(text: str) -> str:
+    """The feature `mask:NAME` of file:NAME or of a file of FreeSurfer. Raises OptionError for other text.
+
+    >>> checked_mask("file:cortex"), checked_mask("label/lh.cortex.label")
+    ('mask:cortex', 'mask:cortex')
+    """
+    match = re.fullmatch(rf"(?:{FILE_PREFIX}|{MASK_PREFIX})(.+)|(?:.*/)?[lr]h\.(.+)\.label", text.strip())
+    if match is None:
+        raise OptionError(f"mask should be file:NAME or a file such as label/lh.cortex.label, got {text!r:.80}")
+    return canonical_features(f"{MASK_PREFIX}{match[1] or match[2]}")
+
+
+def with_mask(features: str, mask: str | None) -> str:
+    """Features with a mask of `checked_mask`, which may be among them. Raises OptionError for another one there."""
+    return features if mask is None or mask in features.split("+") else canonical_features(f"{features}+{mask}")
+
+
 def feature_channels(features: str, statistics: Statistics | None = None) -> int:
     """The number of input channels of a network.
 
@@ -231,20 +268,35 @@ def feature_channels(features: str, statistics: Statistics | None = None) -> int
 
 
 def target_parts(targets: str) -> list[str]:
-    """The names of targets such as "file:u+file:v", in the order of the text.
+    """The names of targets such as "file:u+file:v", in the order of the text. Vectors come first, with their prefix.
 
     Raises OptionError for text of another form.
 
-    >>> target_parts("file:v + file:u")
-    ['v', 'u']
+    >>> target_parts("file:v + vector:w + file:u")
+    ['vector:w', 'v', 'u']
     """
-    try:
-        parts = [part.name for part in feature_parts(targets)]
-    except OptionError:
-        parts = [""]
-    if not all(part.startswith(FILE_PREFIX) for part in parts):
-        raise OptionError(f"targets should be file:NAME, one or several joined by +, got {targets!r:.200}")
-    return [part.strip().removeprefix(FILE_PREFIX) for part in targets.split("+")]
+    parts = [part.strip() for part in targets.split("+")] if isinstance(targets, str) else [""]
+    plain = [part.replace(DISPLACEMENT_PREFIX, VECTOR_PREFIX, 1) for part in parts]
+    names = {part.partition(":")[2] for part in parts}
+    is_name = all(_OWN_NAME.fullmatch(part) and not part.startswith(SCALAR_PREFIX) for part in plain)
+    if not is_name or len(names) < len(parts):
+        kinds = f"file:NAME, {VECTOR_PREFIX}NAME or {DISPLACEMENT_PREFIX}NAME"
+        raise OptionError(f"targets should be {kinds}, one or several joined by +, got {targets!r:.200}")
+    return sorted((part.removeprefix(FILE_PREFIX) for part in parts), key=lambda part: ":" not in part)
+
+
+def vector_targets(targets: str | None) -> list[str]:
+    """The names of the vectors among targets, with their prefix. They are the first columns, three for each.
+
+    >>> vector_targets("file:p+displacement:u")
+    ['displacement:u']
+    """
+    return [part for part in target_parts(targets) if ":" in part] if targets and is_in_files(targets) else []
+
+
+def component_names(name: str) -> list[str]:
+    """The names of the columns of an array of three columns."""
+    return [f"{name}_{i}" for i in range(3)]
 
 
 def checked_label_source(text: str) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.data.arrays import own_arrays, standardized
-from diffnet.data.feature_names import KINDS, Statistics, feature_parts
+from diffnet.data.arrays import inside_mask, own_arrays, standardized
+from diffnet.data.feature_names import KINDS, Statistics, feature_parts, mask_of
 from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
@@ -98,6 +99,7 @@ def input_features(
           elsewhere, and its logarithm is easier to learn from.
         - "wks", 16: the wave kernel signature
         - "file:NAME", "vector:NAME", "scalar:NAME": an own array, see `own_arrays`. A vector turns with the mesh.
+        - "mask:NAME", 1: where vertices count. All own arrays are 0 elsewhere.
 
     statistics: of the own arrays in the training set, see `array_statistics`. Each channel is then standardized. None
         leaves own arrays as they are.
@@ -116,6 +118,7 @@ def input_features(
             "pass the operators of this mesh"
         )
     values_of = own_arrays(mesh, features, statistics, arrays)
+    inside = inside_mask(values_of, mask_of(features), mesh)
     columns = []
     for part in parts:
         kind = KINDS.get(part.name)
@@ -123,7 +126,7 @@ def input_features(
             array = values_of[part.array]
             if statistics is not None and part.array in statistics:
                 array = standardized(array, statistics[part.array])
-            values = torch.from_numpy(array).float()
+            values = torch.from_numpy(np.where(inside[:, None], array, 0)).float()
         else:
             compute = KINDS[part.name].of_mesh
             values = descriptor(part.name, operators) if compute is None else compute(mesh, operators)

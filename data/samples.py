@@ -21,6 +21,7 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import input_features, prepare
 from diffnet.data.labeled import UNLABELED, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
+from diffnet.data.stored import vertex_counts_of
 from diffnet.geometry import Mesh, Operators, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
 from diffnet.geometry.pytree import FieldwiseCopy
@@ -253,8 +254,7 @@ class MeshSamples(Dataset[Sample]):
 
     @property
     def vertex_counts(self) -> NDArray[np.int64]:
-        counts: NDArray[np.int64] | None = getattr(self.items, "vertex_counts", None)
-        return np.array([len(item.mesh.verts) for item in self.items], np.int64) if counts is None else counts
+        return vertex_counts_of(self.items)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -259,6 +259,12 @@ def with_change(
     return [change(item) for item in items]
 
 
+def vertex_counts_of(items: Sequence[LabeledMesh]) -> NDArray[np.int64]:
+    """(N,), of the meshes. No stored mesh is read."""
+    counts: NDArray[np.int64] | None = getattr(items, "vertex_counts", None)
+    return np.array([len(item.mesh.verts) for item in items], np.int64) if counts is None else counts
+
+
 def check_stored_options(parts: Sequence[Sequence[LabeledMesh]], options: Preprocessing) -> None:
     """Raises OptionError, which names both values, if meshes have operators that were computed with other options."""
     for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,14 @@ class BlockOptions(BlockDetails, BlockArchitecture):
     """The arguments of `DiffusionNetBlock`."""
 
     channels: int = field(metadata=about("C, the channels of the input and the output.", least=1))
+
+
+class BlockStages(NamedTuple):
+    """What a block computes from its input, each (V, C). There may be no gradient features."""
+
+    diffused: Tensor
+    gradient_features: Tensor | None
+    output: Tensor
 
 
 class DiffusionNetBlock(nn.Module):
@@ -155,9 +163,35 @@ class DiffusionNetBlock(nn.Module):
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
         if self.modulation is None:
             check_conditions(conditions, operators, 0)
-        x = x if self.tokens is None else self.tokens(x, operators)
-        x = x if self.modulation is None else self.modulation(x, conditions, operators)
+        x = self._after_tokens(x, operators, conditions)
         return in_features_dtype(self._outputs(x, operators, shared), x)
+
+    def stages(self, x: Tensor, operators: Operators, conditions: Tensor | None = None) -> BlockStages:
+        """What the block computes on the way to its output, to look at or to draw. See `forward`.
+
+        >>> import torch
+        >>> from diffnet.geometry import precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=2)
+        >>> DiffusionNetBlock(4).stages(torch.ones(3, 4), triangle).diffused.shape
+        torch.Size([3, 4])
+        """
+        output = self(x, operators, conditions)
+        x = self._after_tokens(x, operators, conditions)
+        return BlockStages(*self._diffused_with_features(x, operators), output)
+
+    def _after_tokens(self, x: Tensor, operators: Operators, conditions: Tensor | None) -> Tensor:
+        x = x if self.tokens is None else self.tokens(x, operators)
+        return x if self.modulation is None else self.modulation(x, conditions, operators)
+
+    def _diffused_with_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, Tensor | None]:
+        """Call the modules, with sparse gradients."""
+        diffused: Tensor = self.diffusion(x, operators)
+        if self.gradient_features is None:
+            return diffused, None
+        matrix = operators.gradient
+        with without_autocast(x):
+            gradients = spmm(matrix.pattern, matrix.values, diffused, backend=self.backend)
+        return diffused, self.gradient_features(gradients)
 
     def _outputs(self, x: Tensor, operators: Operators, shared: Shared) -> Tensor:
         """x (V, C) → (V, C), perhaps in the dtype of the operators"""
@@ -168,12 +202,8 @@ class DiffusionNetBlock(nn.Module):
         if arguments is not None and layers is not None and not extended and mlp.backend == self.backend:
             return diffusion_block(x, arguments, *layers, mlp.current_dropout(), self.backend, shared)
         if arguments is None:
-            inputs = [x, self.diffusion(x, operators)]
-            if self.gradient_features is not None:
-                matrix = operators.gradient
-                with without_autocast(x):
-                    gradients = spmm(matrix.pattern, matrix.values, inputs[1], backend=self.backend)
-                inputs.append(self.gradient_features(gradients))
+            diffused, features = self._diffused_with_features(x, operators)
+            inputs = [x, diffused] if features is None else [x, diffused, features]
         else:
             x, *parts = diffused_with_features(x, check_arguments(x, arguments), self.backend)
             inputs = [x, *parts]

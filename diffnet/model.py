@@ -30,6 +30,7 @@ from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, 
 from diffnet.pair_attention import PairAttention
 from diffnet.shared_launches import shared_launches
 from diffnet.spatial_gradient_features import Rotation
+from diffnet.vector_outputs import VectorOutputs
 
 OutputsAt: TypeAlias = Literal["vertices", "faces", "edges", "global_mean"]
 
@@ -46,6 +47,15 @@ class NetworkOptions(BlockDetails, Architecture):
         metadata=about(
             "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
             "by vertex areas."
+        ),
+    )
+    vectors: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "The first 3 · vectors outputs are vectors that turn with the mesh, see `TangentVectors`. With "
+            "`gradient_rotation=False`, they also mirror with it.",
+            least=0,
         ),
     )
     pair_attention: int = field(
@@ -104,6 +114,7 @@ class DiffusionNet(nn.Module):
     attention_heads: int
     global_tokens: int = 0  # of the class, because pickles of older versions lack it
     condition_channels: int = 0
+    vectors: int = 0
     pair_attention: int = 0
     dropout: float
     recompute_activations: bool = False
@@ -128,7 +139,11 @@ class DiffusionNet(nn.Module):
         self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
         if o.pair_attention:
             self.pairs = nn.ModuleList(PairAttention(width) for _ in range(o.pair_attention))
-        self.last = nn.Linear(width, o.out_channels)
+        self.last: nn.Linear | VectorOutputs = (
+            VectorOutputs(width, o.out_channels, o.vectors, o.backend)
+            if o.vectors
+            else nn.Linear(width, o.out_channels)
+        )
         self._built = {name: arguments.pop(name) for name in ("in_channels", "out_channels", "width")}
         del arguments["blocks"]
         arguments["mlp_hidden"] = [int(w) for w in ((width, width) if o.mlp_hidden is None else o.mlp_hidden)]
@@ -197,7 +212,8 @@ class DiffusionNet(nn.Module):
             if number >= len(self.blocks):
                 x = self.pairs[number - len(self.blocks)](x, operators)
             x = self._call(block, x, prepared, *further, **more)
-        return self._outputs(self._linear(self.last, x, **last), operators)
+        is_vector = isinstance(self.last, VectorOutputs)
+        return self._outputs(self.last(x, operators) if is_vector else self._linear(self.last, x, **last), operators)
 
     def _linear(self, layer: nn.Module, x: Tensor, shared: Shared = NOTHING) -> Tensor:
         """Compute a layer. A plain one is an MLP of one layer."""
@@ -357,10 +373,11 @@ class DiffusionNet(nn.Module):
         Three kinds are known: "original" is segmentation and classification. "original correspondence" is its
         functional maps, with the prefix `feature_extractor.`. "unsupervised correspondence" is the line of Cao et al.
         2023, `{"networks": {"feature_extractor": …}}`, whose gradient features are `gradient_rotation="swapped"`.
+        Further prefixes, such as `module.`, and dictionaries around the weights are allowed.
 
         `metadata` of the network names the `kind`. It also holds what a checkpoint doesn't record, as it was for the
-        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, else it is missing),
-        `k`, `normalize` and `operators`. Change it for another network.
+        published networks of this kind: `features` ("xyz" for 3 input channels, "hks" for 16, "wks-128" for 128, else
+        it is missing), `k`, `normalize` and `operators`. Change it for another network.
 
         last_activation: "auto" is a log-softmax for the kind "original", as in the published networks, and None for
             features of the other kinds.

@@ -18,7 +18,8 @@ from diffnet.data import (
 )
 
 
-def main(epochs: int = 2, k: int = 32, max_vertices: int = 4000, workers: int = 2) -> None:
+def main(epochs: int = 20, k: int = 32, max_vertices: int = 4000, workers: int = 2) -> None:
+    right, count = 0, 0
     device, folder = "cuda" if torch.cuda.is_available() else "cpu", Path(tempfile.mkdtemp())
     options = Preprocessing(k=k, features="log-hks")
     scans = index_dataset(BODIES, folder / "cache")  # or a folder of yours
@@ -33,10 +34,14 @@ def main(epochs: int = 2, k: int = 32, max_vertices: int = 4000, workers: int = 
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     for batch in (batch.to(device) for _ in range(epochs) for batch in loader):
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(batch.features, batch.operators), batch.labels)
-        loss.backward()
+        logits = model(batch.features, batch.operators)
+        torch.nn.functional.cross_entropy(logits, batch.labels).backward()
         optimizer.step()
-    print(f"loss {loss:.3f} of the last of {len(batches)} batches, with {batch.operators.num_vertices} vertices")
+    model.eval()
+    for batch in (sample.to(device) for sample in MeshSamples(data.test, options)):
+        right += int((model(batch.features, batch.operators).argmax(1) == batch.labels).sum())
+        count += len(batch.labels)
+    print(f"test accuracy {right / count:.3f} after {epochs} epochs of {len(batches)} batches")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from diffnet.geometry.augmentation.transforms import per_vertex
-from diffnet.geometry.batches.functional import check_operators, to_spectral, with_eigenpairs
+from diffnet.geometry.batches.functional import check_operators, mesh_mean, spread, to_spectral, with_eigenpairs
 from diffnet.geometry.errors import refuses
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
@@ -54,13 +54,16 @@ def hks_times(count: int = 16, device: torch.device | str = "cpu") -> Tensor:
     return torch.logspace(math.log10(MIN_TIME), math.log10(MAX_TIME), count, dtype=torch.float32, device=device)
 
 
-def wks(operators: Operators, count: int = 16) -> Tensor:
+def wks(operators: Operators, count: int = 16, *, unit: bool = False) -> Tensor:
     """Wave kernel signature (Aubry et al. 2011) at each vertex and energy, (V, count).
 
     The energies of each mesh are spaced evenly in log λ over its own spectrum, so the signature depends on the size of
     the mesh only by a factor. Energies range from 2σ above the first log λ to 2σ below the last, with σ = 7/128 of the
     range of log λ. These are the paper's values for 100 energies, used here for every count. Null vectors and missing
     vectors are left out.
+
+    unit: divide each column by its root mean square over the mesh. With 128 columns, it is the input of published
+        networks (Cao et al. 2023).
 
     Raises ValueError for operators without eigenpairs and for a count below 1.
     """
@@ -80,7 +83,11 @@ def wks(operators: Operators, count: int = 16) -> Tensor:
     weights = torch.exp(-(((energies[:, None, :] - log_evals[:, :, None]) / sigma[..., None]) ** 2) / 2)
     weights = torch.where(live[:, :, None], weights, 0.0)
     total = weights.sum(1, keepdim=True)
-    return _weighted_squares(operators, weights / torch.where(total > 0, total, 1.0))
+    values = _weighted_squares(operators, weights / torch.where(total > 0, total, 1.0))
+    if not unit:
+        return values
+    size = mesh_mean(values.square(), operators).sqrt().clamp(min=torch.finfo(values.dtype).tiny)
+    return values / spread(size, operators)
 
 
 def _warn_of_size(operators: Operators) -> None:

@@ -7,11 +7,14 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diffnet.geometry.errors import OptionError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 # How a cell begins that spreadsheets run as a formula. Apostrophes before it are part of the text, or escape it.
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n]")
@@ -62,6 +65,22 @@ def csv_rows(lines: Iterable[str], *, strict: bool = False, delimiter: str = ","
     """The rows of a CSV file, of `csv_text` or of another program. Raises csv.Error, see `csv.reader`."""
     for row in csv.reader(lines, strict=strict, delimiter=delimiter):
         yield [cell[1:] if _ESCAPED.match(cell) else cell for cell in row]
+
+
+def npy_bytes(array: NDArray[Any]) -> bytes:
+    """The content of a file of NumPy (.npy)."""
+    import numpy as np
+
+    np.save(content := io.BytesIO(), array)
+    return content.getvalue()
+
+
+def npz_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
+    """The content of an archive of arrays by name (.npz)."""
+    import numpy as np
+
+    np.savez(content := io.BytesIO(), **arrays)  # type: ignore[arg-type]  # of the further arguments
+    return content.getvalue()
 
 
 def _without_formula(cell: Any) -> Any:

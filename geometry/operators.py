@@ -56,7 +56,9 @@ class Operators(FieldwiseCopy, Fields):
     ptr: (B+1,) int64; mesh b owns the vertices ptr[b]:ptr[b+1]
     mass: (V,) lumped vertex areas; 0 at vertices that no face uses
     evals: (B, K), ascending, and evecs: (V, K): eigenpairs L φ = λ M φ with ΦᵀMΦ = I for each mesh. If a mesh has fewer
-        than K pairs, the missing vectors are 0 and the missing values repeat the last one.
+        than K pairs, the missing vectors are 0 and the missing values repeat the last one. Another basis, set by
+        `dataclasses.replace`, must be orthonormal in these areas, too. One of another inner product, such as an elastic
+        one, is for `ops.functional_map`, which takes coefficients.
     laplacian: (V, V), positive semi-definite, block-diagonal over the meshes
     gradient: (V, V), with two sets of values (2, nnz) on one pattern: the X and Y components in the tangent frame
     frames: (V, 3, 3); the rows are tangent x, tangent y and normal
@@ -135,8 +137,10 @@ class Operators(FieldwiseCopy, Fields):
         tensor([[0., 1.]])
         """
         # Imported here: it loads the libraries of preprocessing.
+        from diffnet.geometry.mesh.objects import warn_of_gradients
         from diffnet.geometry.preprocessing.from_parts import fields_from_parts
 
+        warn_of_gradients(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, stacklevel=3)
         return cls(**fields_from_parts(mass, laplacian, evals, evecs, grad_x, grad_y, frames, verts, faces, k))
 
     @classmethod

@@ -107,7 +107,7 @@ def spmm(rows: Tensor, columns: Tensor, size: int, values: Tensor, x: Tensor) ->
     dtype = _sum_dtype(values)
     products = values.to(dtype)[..., None] * x.to(dtype).index_select(-2, columns)
     sums = products.new_zeros(*products.shape[:-2], size, products.shape[-1])
-    return sums.index_add(-2, rows, products).to(values.dtype)
+    return sums.index_add(-2, rows.long(), products).to(values.dtype)  # ONNX adds by int64 only
 
 
 def sddmm(rows: Tensor, columns: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from diffnet.checkpoints.files import (
     read_checkpoint_file,
     shown,
 )
-from diffnet.checkpoints.training import FORMAT, REMOVED, metadata_of, options_in, outputs_at_of
+from diffnet.checkpoints.training import FORMAT, REMOVED, VECTOR_BLOCKS, metadata_of, options_in, outputs_at_of
 from diffnet.data import Statistics, TargetsAt, check_statistics, check_target_statistics, feature_channels
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import write_atomically
@@ -82,6 +82,8 @@ def build_model(
         **options.network,
         condition_channels=len(options.condition_names),
         pair_attention=min(PAIR_ATTENTION, options.blocks) if options.partial else 0,
+        vectors=options.vector_outputs,
+        **(VECTOR_BLOCKS if options.vector_outputs else {}),
         outputs_at=outputs_at_of(labels_at),
         backend=options.backend,
     )

@@ -34,7 +34,7 @@ def evaluate(
     predictions: an empty `Spool`, which gets the predictions of each sample in rank 0, see `Task.to_score`
     ranks: those that share the samples. All get the tally of all samples.
     """
-    channels = model.last.out_features
+    channels = model.out_channels
     new_tally, tally_of = task.tallying(options)
     tally = new_tally(channels, device)
     place = ranks.place

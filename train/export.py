@@ -51,14 +51,19 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
     `torch.export.load`, holds the names and shapes of the inputs, and the metadata of the network.
 
     The outputs are compared with the network's on a mesh. Raises OptionError, a ValueError, if they differ by more than
-    1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, for attention
-    in pairs, and for implicit diffusion, whose number of steps depends on the values.
+    1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, for networks
+    with `vectors` or attention in pairs, and for implicit diffusion, whose number of steps depends on the values.
     """
     if network.pair_attention:
         raise OptionError("a network with attention in pairs takes two meshes, so it can't be exported")
     if network.diffusion == "implicit":
         raise OptionError(
             "implicit diffusion takes a number of steps that depends on the mesh, so it can't be exported"
+        )
+    if network.vectors:
+        raise OptionError(
+            "vectors by directions of the surface read the matrix of gradients, which exported networks don't take; "
+            "export a network with --vector-head space"
         )
     network = copy.deepcopy(network).to("cpu", torch.float32).eval()
     operators = precompute(trimesh.creation.icosphere(1), k=8)
@@ -134,12 +139,19 @@ def _exported(network: DiffusionNet, inputs: dict[str, Tensor]) -> torch.export.
             if hasattr(module, option):
                 setattr(module, option, value)
     program: torch.export.ExportedProgram = torch.export.export(_Plain(plain), (), inputs, dynamic_shapes=shapes)
-    program = program.run_decompositions({})
+    program = program.run_decompositions({torch.ops.aten.repeat_interleave.self_Tensor: _repeated})
     # Sizes that turned out to be equal stay in the list. Reading the file would warn of each.
     values = [node.meta["val"] for node in program.graph.nodes if node.meta.get("val") is not None]
     for symbol in program.range_constraints.keys() - free_symbols(values):
         del program.range_constraints[symbol]
     return program
+
+
+def _repeated(numbers: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: int) -> Tensor:
+    """`torch.repeat_interleave` of numbers (N,). ONNX has none with a size of the output."""
+    ends = repeats.long().cumsum(0)
+    steps = ends.new_zeros(output_size + 1).index_add(0, ends, torch.ones_like(ends))
+    return numbers[steps[:-1].cumsum(0)]
 
 
 class _Plain(nn.Module):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffnet import DiffusionNet, Modulation
 from diffnet.checkpoints.files import kind_of, read_checkpoint_file
 from diffnet.checkpoints.safetensors_file import is_safetensors
-from diffnet.checkpoints.training import outputs_at_of
+from diffnet.checkpoints.training import VECTOR_BLOCKS, outputs_at_of
 from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
 from diffnet.data.feature_names import canonical_features, feature_parts
 from diffnet.geometry.errors import OptionError
 from diffnet.pretrained import network_path
 from diffnet.train.options import TrainOptions
+from diffnet.vector_outputs import VectorOutputs
 
 # Options that the weights of a network decide. `diffnet train` has no option for the last three.
 DECIDED = (
@@ -48,7 +49,8 @@ def start_network(options: TrainOptions, network: DiffusionNet | None = None) ->
         return None
     network = network or load_any_network(network_path(options.start))
     with torch.device("meta"):
-        built = DiffusionNet(network.in_channels, network.out_channels, **options.network)
+        more = VECTOR_BLOCKS if options.vector_outputs else {}
+        built = DiffusionNet(network.in_channels, network.out_channels, **options.network, **more)
     features = canonical_features(network.metadata.get("features", options.features))
     theirs = {**network.architecture, "features": features, "conditions": network.metadata.get("conditions")}
     ours = {**built.architecture, "features": options.features, "conditions": options.conditions}
@@ -68,7 +70,7 @@ def start_note(network: DiffusionNet, options: TrainOptions, label_names: list[s
 def _output_names(network: DiffusionNet, options: TrainOptions) -> list[str]:
     """The names of a network's outputs, or none if they are not known or of another task than that of the run."""
     metadata = network.metadata
-    if metadata.get("task", options.task) != options.task:
+    if metadata.get("task", options.task) != options.task or network.vectors != options.vector_outputs:
         return []
     numbers = [str(i) for i in range(network.out_channels)]  # see `NetworkInput`
     names = metadata.get("label_names", numbers if "task" in metadata else [])
@@ -126,14 +128,30 @@ def _modulations(network: DiffusionNet) -> list[Modulation]:
 
 def _copy_last(network: DiffusionNet, model: DiffusionNet, rows: list[int], targets: ArrayStatistics | None) -> None:
     """Copy these rows of the last layer. targets: of the set of the run"""
-    weight, bias = network.last.weight[rows].double(), network.last.bias[rows].double()
-    if targets is not None:
-        plain = ArrayStatistics(mean=[0.0] * len(rows), std=[1.0] * len(rows))
-        stored = check_target_statistics(network.metadata.get("target_statistics", plain), len(rows))
-        (mean, std), (new_mean, new_std) = _tensors(stored)[:, rows], _tensors(targets)
-        weight, bias = weight * (std / new_std)[:, None], (bias * std + mean - new_mean) / new_std
-    model.last.weight.copy_(weight)
-    model.last.bias.copy_(bias)
+    plain = ArrayStatistics(mean=[0.0] * len(rows), std=[1.0] * len(rows))
+    stored = plain if targets is None else network.metadata.get("target_statistics", plain)
+    before, after = _tensors(check_target_statistics(stored, len(rows)))[:, rows], _tensors(targets or plain)
+    last, source = model.last, network.last
+    if isinstance(last, VectorOutputs) and isinstance(source, VectorOutputs):
+        count = 3 * model.vectors
+        vectors = [row // 3 for row in rows[:count:3]]
+        for name in ("coefficients", "along_normal"):
+            layer, other = (getattr(each.vectors, name) for each in (last, source))
+            _copy_rows(layer, other, vectors, before[:, :count:3], after[:, :count:3])
+        if last.numbers is not None and source.numbers is not None:
+            numbers = [row - count for row in rows[count:]]
+            _copy_rows(last.numbers, source.numbers, numbers, before[:, count:], after[:, count:])
+    elif isinstance(last, nn.Linear) and isinstance(source, nn.Linear):
+        _copy_rows(last, source, rows, before, after)
+
+
+def _copy_rows(layer: nn.Linear, source: nn.Linear, rows: list[int], before: Tensor, after: Tensor) -> None:
+    """Copy these rows, or groups of rows, of a layer. before, after: (2, R), the moments of its outputs"""
+    (mean, std), (new_mean, new_std) = before[..., None], after[..., None]
+    weight = source.weight.double().reshape(len(rows), -1, source.in_features)[rows]
+    bias = source.bias.double().reshape(len(rows), -1)[rows]
+    layer.weight.copy_((weight * (std / new_std)[..., None]).flatten(0, 1))
+    layer.bias.copy_(((bias * std + mean - new_mean) / new_std).flatten())
 
 
 def _moments(features: str, statistics: Statistics) -> Tensor:

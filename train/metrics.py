@@ -161,8 +161,8 @@ def column_scores(tally: Any) -> list[dict[str, Any]]:
 
 def score_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The keys and the names of the scores in the rows of results.json, of which only fields have relative errors."""
-    scores = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "relative_l2": "relative L2"}
-    return {key: name for key, name in scores.items() if key in rows[0]}
+    scores = {"mae": "MAE", "rmse": "RMSE", "r2": "R²", "relative_l2": "relative L2", "angle": "angle in degrees"}
+    return {key: name for key, name in scores.items() if any(key in row for row in rows)}
 
 
 def relative_l2(predictions: Any, targets: Any, areas: Any) -> NDArray[np.float64]:
@@ -178,6 +178,27 @@ def relative_l2(predictions: Any, targets: Any, areas: Any) -> NDArray[np.float6
     errors, values = (np.nan_to_num(x) ** 2 for x in (np.asarray(predictions) - truth, truth))
     squares, size = (weights * errors).sum(0), (weights * values).sum(0)
     return np.where(size > 0, np.sqrt(squares / np.where(size > 0, size, 1)), np.nan)
+
+
+def vector_scores(predictions: Any, targets: Any, areas: Any) -> tuple[float, float]:
+    """The relative L2 error of a vector field, √(Σ a |e|² / Σ a |t|²), and its mean angle to the targets in degrees.
+
+    predictions, targets: (N, 3); a target with a NaN doesn't count. areas: (N,)
+
+    The angle is weighted by the areas, too. Where a vector is 0, it is not defined. Both are NaN without targets.
+
+    >>> vector_scores([[0.0, 2.0, 0.0]], [[1.0, 0.0, 0.0]], [3.0])
+    (2.23606797749979, 90.0)
+    """
+    values, truth = (np.asarray(x, np.float64) for x in (predictions, targets))
+    mask = ~np.isnan(truth).any(1)
+    values, truth, weights = values[mask], truth[mask], np.asarray(areas, np.float64)[mask]
+    size = float(weights @ (truth**2).sum(1))
+    relative = math.sqrt(float(weights @ ((values - truth) ** 2).sum(1)) / size) if size > 0 else math.nan
+    across, along = np.linalg.norm(np.cross(values, truth), axis=1), (values * truth).sum(1)
+    weights = np.where((across > 0) | (along != 0), weights, 0)
+    angles = np.degrees(np.arctan2(across, along))
+    return relative, float(weights @ angles / weights.sum()) if weights.sum() > 0 else math.nan
 
 
 def mean_r2(tally: Any) -> float:

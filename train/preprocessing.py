@@ -29,6 +29,7 @@ from diffnet.data import (
     target_statistics,
 )
 from diffnet.data.arrays import array_states, check_arrays_of_all
+from diffnet.data.conversion import length_factors, relative_lengths
 from diffnet.data.derived import DerivedMeshes, Make, derived, make_all_variants, make_decimated
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.stored import OnDemand, StoredMeshes, joined
@@ -64,9 +65,10 @@ def run_data(
     def read() -> tuple[Any, ...]:
         fitted, tested, targets = data.train, data.test, None
         if task.standardized:
-            targets = target_statistics(data.train, data.label_names, jobs)
+            fitted, tested = (relative_lengths(part, options.lengths, options.scale) for part in (fitted, tested))
+            targets = target_statistics(fitted, data.label_names, jobs, vectors=options.vectors)
             targets = targets if stored is None else of_stored_run(stored, "target_statistics", targets, out)
-            fitted, tested = (standardized_targets(part, targets) for part in (data.train, data.test))
+            fitted, tested = (standardized_targets(part, targets) for part in (fitted, tested))
         conditions = None
         if data.condition_names:
             conditions = target_statistics(data.train, data.condition_names, jobs, of="conditions")
@@ -92,7 +94,8 @@ def run_data(
     )
     memory /= ranks.place.local_world_size
     # Spectral networks on a GPU read gradients in the eigenbasis, so they differentiate no sparse product.
-    prepared.backward = device.type != "cuda" or options.diffusion != "spectral" or options.attention_heads > 0
+    reads_matrices = options.diffusion != "spectral" or options.attention_heads > 0 or options.vector_outputs > 0
+    prepared.backward = device.type != "cuda" or reads_matrices
     samples = DeviceSamples(prepared, device, task.basis_dtype(options, device), memory)
     trained, tests = len(train_items), len(train_items) + len(test_items)
     origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
@@ -127,11 +130,26 @@ def _is_close(first: Any, second: Any) -> bool:
     return len(first) == len(second) and np.allclose(first, second, rtol=1e-9, atol=1e-9 * np.abs(second).max())
 
 
-def in_units(predictions: Sequence[torch.Tensor], statistics: ArrayStatistics | None) -> Sequence[torch.Tensor]:
-    """Predictions in the units of the targets. statistics: of these, or None if they aren't standardized"""
+def in_units(
+    predictions: Sequence[torch.Tensor],
+    statistics: ArrayStatistics | None,
+    items: Sequence[LabeledMesh],
+    options: TrainOptions,
+) -> Sequence[torch.Tensor]:
+    """Predictions in the units of the targets.
+
+    statistics: of these, or None if they aren't standardized
+    items: the meshes, which are read if targets have their unit of length
+    """
     if statistics is None:
         return predictions
-    return OnDemand(len(predictions), lambda i: original_targets(predictions[i], statistics))
+    lengths, scale, count = options.lengths, options.scale, len(statistics["mean"])
+
+    def converted(i: int) -> torch.Tensor:
+        factors = length_factors(items[i].mesh, lengths, scale, count) if lengths else None
+        return original_targets(predictions[i], statistics, factors)
+
+    return OnDemand(len(predictions), converted)
 
 
 def with_max_faces(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from diffnet import DiffusionNet, __version__
 from diffnet.data import LabeledMeshes, available_cores
@@ -37,7 +39,9 @@ from diffnet.train.resident import MEMORY
 from diffnet.train.run_checks import check_same_options
 from diffnet.train.run_folder import Row, Spool
 from diffnet.train.set_parts import meshes_text, part_names, set_summary, with_held_out
-from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.task import ReportParts, task_named
+
+_FIRST_FOLD = "fold_1/last.pt"  # in the folder of several runs, see `begin_folds`
 
 
 def run_training(
@@ -54,6 +58,7 @@ def run_training(
     checkpoint_every: int | None = None,
     ranks: Ranks = ALONE,
     start: DiffusionNet | None = None,
+    term: Callable[[Tensor, Tensor], Tensor] | None = None,
     console: Console,
 ) -> dict[str, Any]:
     """Preprocess, train, evaluate and report. All files are written to the folder `out`.
@@ -65,6 +70,8 @@ def run_training(
     checkpoint_every: see `train`
     ranks: those that train together, see `connected`. Each calls this with the same data, and gets the results.
     start: the network of `options.start`, if rank 0 has read it already
+    term: (outputs, targets) to a further term () of the loss, as `Task.loss` gets them: functional maps (P, M, K, K) of
+        a correspondence, see `pair_maps`. A resumed run needs it again.
 
     The folder is locked until the run ends, see `locked`.
 
@@ -73,7 +80,8 @@ def run_training(
     """
     where: dict[str, Any] = {"device": device, "cache_dir": cache_dir, "jobs": jobs, "console": console}
     ranks.shared(lambda: check_folder(out, resume))
-    task = task_named(options.task)
+    task = copy.copy(task_named(options.task))
+    task.term = term
     if data.labels_at not in task.targets_at:
         raise OptionError(f"{task.name} needs labels at {' or '.join(task.targets_at)}, got {data.labels_at}")
     check_stored_options((data.train, data.validation, data.test), options.preprocessing)
@@ -137,7 +145,7 @@ def run_training(
             evaluate(task, network, run.test, options, device, spool, ranks)
 
         def report() -> dict[str, Any]:
-            predictions = in_units(spool, run.target_statistics)
+            predictions = in_units(spool, run.target_statistics, data.test, options)
             scored = task.scored(data, predictions, run.test, options=options, **where)
             results = {
                 "task": task.name,
@@ -166,7 +174,7 @@ def run_training(
                 "Training": f"{results['training_seconds']:.0f} s on {results['device']}",
                 "Date": results["date"][:10],
             }
-            task.write_report(out, scored, results, rows, summary, curves)
+            task.write_report(scored, results, ReportParts(out, rows, summary, curves))
             return results
 
         return ranks.shared(report)
@@ -215,14 +223,15 @@ def check_folder(out: Path, resume: bool) -> None:
 def _written() -> tuple[str, ...]:
     """The files that a run writes, except those of TensorBoard."""
     reports = {file for name in TASK_OPTIONS for file in task_named(name).report_files}
-    tables = "metrics.csv", "per_mesh.csv", "results.json"
-    return "last.pt", "best.pt", *tables, *sorted(reports), "curves.png", "predictions.html"
+    tables = "folds.csv", "metrics.csv", "per_mesh.csv", "results.json"
+    return "last.pt", _FIRST_FOLD, "best.pt", *tables, *sorted(reports), "curves.png", "predictions.html"
 
 
 def _check_content(out: Path, resume: bool) -> None:
     present = [name for name in _written() if (out / name).exists()]
     if present and not resume:
-        hint = "add --resume to continue it, or choose another folder" if "last.pt" in present else "choose another one"
+        goes_on = {"last.pt", _FIRST_FOLD} & {*present}
+        hint = "add --resume to continue it, or choose another folder" if goes_on else "choose another one"
         raise OptionError(f"{out}: this folder already holds a run ({present[0]}); {hint}")
     if resume and "last.pt" not in present:
         raise OptionError(f"{out}: there is no run in this folder to resume")

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffnet.geometry.files import csv_text
+from diffnet.geometry.files import csv_text, npy_bytes
 from diffnet.geometry.store.transfer import aligned
-from diffnet.train.tasks.task import npy_bytes
 
 
 class Spool(Sequence[Tensor]):

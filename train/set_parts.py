@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes
+from diffnet.data import LabeledMesh, LabeledMeshes, vector_channels
 from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
-from diffnet.data.stored import joined, names_of, remembered
+from diffnet.data.stored import joined, names_of, remembered, vertex_counts_of
 from diffnet.geometry import is_inside_out
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
@@ -22,6 +22,7 @@ from diffnet.geometry.options import JoinRule
 from diffnet.train.fine_tuning import start_note
 from diffnet.train.metrics import percent
 from diffnet.train.options import TrainOptions
+from diffnet.train.options.sides import found_sides
 from diffnet.train.orientation import rotations_of
 from diffnet.train.tasks.task import Task
 
@@ -104,9 +105,23 @@ def set_summary(
         ("variants", f"{variants} of each training mesh" if variants else ""),
         ("inside out", inside_out_text(data, options, jobs)),
         *(("left out", text) for text in data.left_out),
+        *(("hint", text) for text in _hints(task, data, options)),
         ("note", "" if start is None else start_note(start, options, data.label_names)),
     ]
     return [f"{name}: {text}" for name, text in rows if text]
+
+
+def _hints(task: Task[Any, Any], data: LabeledMeshes, options: TrainOptions) -> Iterator[str]:
+    """What may keep a network from learning: sides that features can't tell apart, and meshes with few eigenpairs."""
+    sides = found_sides(data.label_names) if task.no_classes is None else []
+    if sides and not vector_channels(options.features):
+        pair = " and ".join(sides[0])
+        yield f"{pair} look alike to these features; --features xyz+normals --no-rotate tells them apart"
+    for part in (data.train, data.test):
+        count, name = min(zip(vertex_counts_of(part).tolist(), names_of(part), strict=True), default=(options.k, ""))
+        if count < options.k:
+            yield f"--k is {options.k}, but {as_text(name)} has {count} vertices and no more eigenpairs"
+            break
 
 
 def inside_out_text(data: LabeledMeshes, options: TrainOptions, jobs: int | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,16 +12,21 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import on_polygons
 from diffnet.geometry.files import write_atomically
+from diffnet.geometry.mesh.attributes import beside
+from diffnet.geometry.mesh.formats import Attributes
 from diffnet.geometry.mesh.mesh import MeshLike, mesh_edges
 from diffnet.geometry.mesh.objects import on_host
-from diffnet.geometry.mesh.polygons import Ints
 from diffnet.viz.fields import Field, make_field
 from diffnet.viz.palette import colorize
 from diffnet.viz.surface import Surface, ValuesAt, surface_of
 
-# The names, types and columns of the properties of vertices and of faces.
-_Properties: TypeAlias = dict[str, list[tuple[str, str, NDArray[Any]]]]
-_TYPES = {"uchar": "u1", "int": "<i4", "float": "<f4", "double": "<f8"}
+Columns: TypeAlias = dict[str, NDArray[Any]]  # properties by name, with the dtypes of the file
+_TYPES = {
+    **{"i1": "char", "u1": "uchar", "i2": "short", "u2": "ushort", "i4": "int", "u4": "uint"},
+    **{"f4": "float", "f8": "double"},
+}
+_PLACES = ("x", "y", "z", "vertex_indices")
+_IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 RESERVED = {"x", "y", "z", "nx", "ny", "nz", "red", "green", "blue", "alpha", "label", "label_index", "vertex_indices"}
 
 
@@ -36,6 +41,7 @@ def write_ply(
     scalars: Mapping[str, Any] | None = None,
     colors: Any = None,
     at: ValuesAt | None = None,
+    attributes: Attributes | None = None,
 ) -> None:
     """Write a mesh or point cloud with its values as a binary PLY file.
 
@@ -52,6 +58,8 @@ def write_ply(
     colors: (N, 3), see `picture`; written as `red`, `green`, `blue` instead of the colors of labels and instances
     at: the elements that the values belong to, "vertices", "faces" or "edges" (in the order of `mesh_edges`). Default:
         those whose number is N, in this order.
+    attributes: more properties of the vertices and of the faces of the mesh file, see `load_attributes`. A name that
+        is there already gets `_input` behind it, and columns get their numbers, such as `wind_0`.
 
     Values at faces are properties of the faces, all others of the vertices. Few programs show edges, so of labels and
     instances at edges, each vertex takes the most frequent one of its edges. The smallest label wins a tie. A vertex is
@@ -63,38 +71,72 @@ def write_ply(
     if not os.fspath(path).lower().endswith(".ply"):
         raise ValueError(f"{path}: the file is written in PLY format, so its name should end in .ply")
     surface = surface_of(mesh)
-    properties: _Properties = {"vertices": [], "faces": []}
+    columns: dict[str, Columns] = {"vertices": {}, "faces": {}}
     if labels is not None:
         field = _labels_to_show("labels", labels, surface, at)
         if colors is None and instances is None:
-            properties[field.at] += _colors(colorize(field.values))
-        numbers = _numbers(field.values, label_numbers)
-        properties[field.at].append(("label", _type_of(numbers), numbers))
+            columns[field.at] |= _colors(colorize(field.values))
+        columns[field.at]["label"] = _whole("labels", _numbers(field.values, label_numbers))
         if label_numbers is not None and list(label_numbers) != list(range(len(label_numbers))):
-            properties[field.at].append(("label_index", "int", field.values))
+            columns[field.at]["label_index"] = field.values.astype("<i4")
     if instances is not None:
         field = _labels_to_show("instances", instances, surface, at)
         if colors is None:
-            properties[field.at] += _colors(colorize(field.values))
-        properties[field.at].append(("instance", "int", field.values))
+            columns[field.at] |= _colors(colorize(field.values))
+        columns[field.at]["instance"] = field.values.astype("<i4")
     if colors is not None:
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
-        properties[field.at] += _colors(field.values)
+        columns[field.at] |= _colors(field.values)
     reserved = RESERVED if instances is None else RESERVED | {"instance"}
     for name, values in (scalars or {}).items():
-        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) or name in reserved:
+        if not _IN_PLY.fullmatch(name) or name in reserved:
             raise ValueError(
                 f"scalars: the name {name!r} can't be used in a PLY file. Use letters, digits and underscores, and "
                 f"none of {', '.join(sorted(reserved))}"
             )
         long = np.asarray(on_host(values)).dtype.itemsize == 8
         field = _not_at_edges(make_field("scalars", name, values, surface, at))
-        properties[field.at].append((name, "double" if long else "float", field.values))
-    write_atomically(path, _content(surface, properties, _comments(label_names or (), label_numbers)))
+        columns[field.at][name] = field.values.astype("<f8" if long else "<f4")
+    if surface.mesh is not None and surface.mesh.sizes is not None:
+        columns["faces"] = {name: on_polygons(surface.mesh, column) for name, column in columns["faces"].items()}
+    if attributes is not None:
+        for place, table in (("vertices", attributes.vertices), ("faces", attributes.faces)):
+            columns[place] = beside(columns[place], _flat(table))
+    write_atomically(path, _content(surface, columns, _comments(label_names or (), label_numbers)))
 
 
-def _colors(colors: NDArray[np.uint8]) -> list[tuple[str, str, NDArray[Any]]]:
-    return [(name, "uchar", column) for name, column in zip(("red", "green", "blue"), colors.T, strict=True)]
+def ply_names(names: Sequence[str], reserved: Collection[str] = RESERVED) -> list[str]:
+    """A name of a PLY property for each name. It has letters, digits and underscores only, and no two are equal."""
+    result: list[str] = []
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
+        if not _IN_PLY.fullmatch(plain) or plain in reserved:
+            plain = f"value_{plain}"
+        while plain in result:
+            plain += "_"
+        result.append(plain)
+    return result
+
+
+def _flat(table: Mapping[str, NDArray[Any]]) -> Columns:
+    """Properties of other files (N,) or (N, C) as those of a PLY file."""
+    flat: Columns = {}
+    for name, values in table.items():
+        each = values.reshape(len(values), -1).T
+        flat |= {name if values.ndim == 1 else f"{name}_{i}": _exact(name, column) for i, column in enumerate(each)}
+    return dict(zip(ply_names([*flat], _PLACES), flat.values(), strict=True))
+
+
+def _exact(name: str, column: NDArray[Any]) -> NDArray[Any]:
+    """Numbers in a type of PLY files that holds them. Raises ValueError for integers beyond 2^53."""
+    kind = column.dtype.str[1:]
+    if kind in _TYPES:
+        return column.astype(f"<{kind}")
+    return column.astype("<f8") if column.dtype.kind == "f" else _whole(name, column.astype(np.int64))
+
+
+def _colors(colors: NDArray[np.uint8]) -> Columns:
+    return dict(zip(("red", "green", "blue"), colors.T, strict=True))
 
 
 def _labels_to_show(name: str, labels: Any, surface: Surface, at: ValuesAt | None) -> Field:
@@ -123,11 +165,11 @@ def _numbers(labels: NDArray[np.int64], numbers: Sequence[int] | None) -> NDArra
     return np.where(labels < 0, labels, np.array(numbers, np.int64)[labels])
 
 
-def _type_of(labels: NDArray[np.int64]) -> str:
-    largest = max(-int(labels.min(initial=0)), int(labels.max(initial=0)))
+def _whole(name: str, values: NDArray[np.int64]) -> NDArray[Any]:
+    largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
     if largest > 2**53:
-        raise ValueError(f"labels: {largest} is beyond 2^53, and a PLY file can't hold it exactly")
-    return "int" if largest < 2**31 else "double"
+        raise ValueError(f"{name}: {largest} is beyond 2^53, and a PLY file can't hold it exactly")
+    return values.astype("<i4" if largest < 2**31 else "<f8")
 
 
 def _comments(names: Sequence[str], numbers: Sequence[int] | None) -> list[str]:
@@ -139,29 +181,25 @@ def _comments(names: Sequence[str], numbers: Sequence[int] | None) -> list[str]:
     return [f"comment label {number} {name}" for number, name in named if name != str(number)]
 
 
-def _content(surface: Surface, properties: _Properties, comments: list[str]) -> bytes:
+def _content(surface: Surface, columns: dict[str, Columns], comments: list[str]) -> bytes:
     """The header and the rows of a file."""
-    verts, faces = surface[:2]
-    position = [(name, "double", verts[:, i]) for i, name in enumerate(("x", "y", "z"))]
-    of_vertices, of_faces = position + properties["vertices"], properties["faces"]
-    header = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(verts)}"]
-    header += [f"property {kind} {name}" for name, kind, _ in of_vertices]
-    rows = _rows([column.astype(_TYPES[kind]) for _, kind, column in of_vertices])
-    if len(faces):
-        sizes, corners, columns = _polygons(surface, [column.astype(_TYPES[kind]) for _, kind, column in of_faces])
-        length = "uchar" if sizes.max() < 256 else "int"
+    verts, mesh = surface.verts, surface.mesh
+    vertices = {name: verts[:, i].astype("<f8") for i, name in enumerate(("x", "y", "z"))} | columns["vertices"]
+    header = ["ply", "format binary_little_endian 1.0", *comments, f"element vertex {len(verts)}", *_header(vertices)]
+    rows = _rows([*vertices.values()])
+    if len(surface.faces):
+        sizes, corners = np.full(len(surface.faces), 3), surface.faces.reshape(-1)
+        if mesh is not None and mesh.sizes is not None and mesh.corners is not None:
+            sizes, corners = mesh.sizes, mesh.corners
+        length, kind = ("uchar", "u1") if sizes.max() < 256 else ("int", "<i4")
         header += [f"element face {len(sizes)}", f"property list {length} int vertex_indices"]
-        header += [f"property {kind} {name}" for name, kind, _ in of_faces]
-        rows += _face_rows(sizes.astype(_TYPES[length]), corners.astype("<i4"), columns)
+        header += _header(columns["faces"])
+        rows += _face_rows(sizes.astype(kind), corners.astype("<i4"), [*columns["faces"].values()])
     return "\n".join([*header, "end_header", ""]).encode("ascii", "backslashreplace") + rows
 
 
-def _polygons(surface: Surface, columns: list[NDArray[Any]]) -> tuple[Ints, Ints, list[NDArray[Any]]]:
-    """The sizes and the corners of the faces of the mesh file. Columns (F,) of triangles become columns of these."""
-    mesh = surface.mesh
-    if mesh is None or mesh.sizes is None or mesh.corners is None:
-        return np.full(len(surface.faces), 3), surface.faces.reshape(-1), columns
-    return mesh.sizes, mesh.corners, [on_polygons(mesh, column) for column in columns]
+def _header(columns: Columns) -> list[str]:
+    return [f"property {_TYPES[column.dtype.str[1:]]} {name}" for name, column in columns.items()]
 
 
 def _face_rows(sizes: NDArray[Any], corners: NDArray[Any], columns: list[NDArray[Any]]) -> bytes:

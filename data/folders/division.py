@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -37,6 +37,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 AT_RANDOM, BY_LISTS = "at random", "by the lists"  # how sources of divisions begin
+FOLD = "fold {} of {}"  # how that of a fold ends
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -51,6 +52,8 @@ class Rule:
     needs_train: if not, the training part may be missing, and meshes that nothing divides are for testing
     min_tests: the smallest number of test meshes that are drawn, if as many are left for training
     files: a pattern that the paths of the meshes below the folder of the set match, or None, see `meshes_by`
+    fold: (i, k): the i-th of k folds, from 0, is the test part of a random division, instead of a fraction. None for no
+        folds.
     """
 
     test_fraction: float
@@ -59,6 +62,7 @@ class Rule:
     needs_train: bool
     min_tests: int = 1
     files: str | None = None
+    fold: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:
@@ -129,7 +133,16 @@ def _is_part(folder: Path) -> bool:
 
 def has_set(root: Path) -> bool:
     """Whether meshes are in a folder, in one of MESH_FOLDERS or in a folder whose name tells a part."""
-    return any(map(has_meshes, (*(root / name for name in MESH_FOLDERS), *part_folders(root))))
+    return any(map(has_meshes, _mesh_places(root)))
+
+
+def meshes_of_set(root: Path) -> list[Path]:
+    """The meshes of all parts of a set, see `has_set`."""
+    return [mesh for place in _mesh_places(root) for mesh in meshes_in(place)]
+
+
+def _mesh_places(root: Path) -> list[Path]:
+    return [*(root / name for name in MESH_FOLDERS), *part_folders(root)]
 
 
 def find_parts(root: Path, rule: Rule, meshes_of: Callable[[Path], list[Path]] | None = None) -> Division[Path]:
@@ -316,6 +329,12 @@ def _drawn_parts(
         raise DataError(f"{root}: {count} ({', '.join(FORMATS)}, also with .gz), training and testing need at least 2")
     groups = groups_of(names, rule.group_by)
     of_kind, of_group = _numbers(kinds), _numbers(groups)
+    by = "" if rule.group_by is None else f" by {len(of_group)} groups of {rule.group_by!r}"
+    if rule.fold is not None:
+        test, k = rule.fold
+        folds = enumerate(folds_of(groups, kinds, k, rule.seed))
+        parts = in_parts(("test" if fold == test else "train", i) for i, fold in folds)
+        return parts, f"{AT_RANDOM}{by}, seed {rule.seed}, {FOLD.format(test + 1, k)}"
     tests: set[int] = set()
     for number, kind in enumerate(sorted(of_kind)):
         members = of_kind[kind]
@@ -327,9 +346,35 @@ def _drawn_parts(
             generator = np.random.default_rng(rule.seed if len(of_kind) == 1 else [rule.seed, number])
             some = drawn([groups[i] for i in free], wanted, generator.permutation)
             tests.update(i for n in some for i in of_group[groups[free[n]]])
-    by = "" if rule.group_by is None else f" by {len(of_group)} groups of {rule.group_by!r}"
     parts = in_parts(("test" if i in tests else "train", i) for i in range(len(names)))
     return parts, f"{AT_RANDOM}{by}, seed {rule.seed}"
+
+
+def check_fold(fold: tuple[int, int] | None, source: str) -> None:
+    """Raises OptionError for a fold, see `Rule`, of a set that isn't divided at random. source: what divides the set"""
+    if fold is not None and FOLD.format(fold[0] + 1, fold[1]) not in source:
+        raise OptionError(f"folds is {fold[1]}, but the set is divided {source or 'already'}")
+
+
+def folds_of(groups: Sequence[Any], kinds: Sequence[Any], count: int, seed: int) -> list[int]:
+    """The fold of each item, from 0. Groups stay together, and folds have about the same number of each kind.
+
+    In random order, but the largest first, each group goes to the fold with the fewest items of its kind, then of all.
+
+    Raises OptionError for fewer groups than folds.
+    """
+    of_group, generator = _numbers(groups), np.random.default_rng(seed)
+    if len(of_group) < count:
+        raise OptionError(f"folds is {count}, but there are only {counted(len(of_group), 'group', 'groups')} of meshes")
+    kind_of = {group: min(kinds[i] for i in numbers) for group, numbers in of_group.items()}
+    every = [list(of_group)[i] for i in generator.permutation(len(of_group))]
+    fold_of, sizes = dict[Any, int](), Counter[Any]()
+    for group in sorted(every, key=lambda group: (kind_of[group], -len(of_group[group]))):
+        kind = kind_of[group]
+        fold = min(range(count), key=lambda fold: (sizes[kind, fold], sizes[fold]))
+        sizes.update({(kind, fold): len(of_group[group]), fold: len(of_group[group])})
+        fold_of[group] = fold
+    return [fold_of[group] for group in groups]
 
 
 def _numbers(values: Sequence[Any]) -> dict[Any, list[int]]:
@@ -345,6 +390,7 @@ def _check(root: Path, division: Division[Path], rule: Rule, name_of: Callable[[
 
     Meshes of one name would share one label file, and lists may name a mesh twice.
     """
+    check_fold(rule.fold, division.source)
     seen: dict[str, str] = {}
     for part, meshes in division.parts.items():
         if not meshes and part in rule.needed:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from diffnet.data.feature_names import AUTO_LABELS
-from diffnet.data.folders.sources import TARGETS, FileValues, read_source, read_targets
+from diffnet.data.folders.sources import TARGETS, Fields, FileValues, read_fields, read_source, read_targets
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.stored import CHUNK, computed, content_hash
 from diffnet.geometry import Mesh, load_mesh
@@ -72,7 +72,13 @@ class ValueFacts(NamedTuple):
 
 Facts: TypeAlias = "tuple[FileIdentity, Any]"
 _Known: TypeAlias = dict[tuple[str, str], Facts]  # by kind and path
-_KINDS: dict[str, Any] = {"mesh": MeshFacts, "labels": ValueFacts, "targets": ValueFacts, "other": tuple}
+_KINDS: dict[str, Any] = {
+    "mesh": MeshFacts,
+    "labels": ValueFacts,
+    "targets": ValueFacts,
+    "fields": Fields,
+    "other": tuple,
+}
 
 
 def indexed(
@@ -80,8 +86,8 @@ def indexed(
 ) -> dict[str, list[Facts]]:
     """The identities of files of the data set in `root` and what is known of them, in the order of the files.
 
-    files: by their kinds, "mesh", "labels", "labels SOURCE", "targets NAME" and "other". Files that are new or have
-        changed are read.
+    files: by their kinds, "mesh", "labels", "labels SOURCE", "targets NAME", "fields" and "other". Files that are new
+        or have changed are read.
     jobs: number of worker processes that read them; by default one for each core
 
     Raises DataError, which names the files, if some can't be used. The index of the others is stored first.
@@ -197,12 +203,14 @@ def read_file(kind: str, path: Path, cache_dir: str | os.PathLike[str] | None) -
     """
     if kind == "mesh":
         return load_mesh(path, cache_dir)
+    if kind == "fields":
+        return read_fields(path)
     values, _, name = kind.partition(" ")
     return read_source(path, name or AUTO_LABELS) if values == "labels" else read_targets(path, name)
 
 
-def facts_of(content: Mesh | FileValues, *, edges: bool = True, hashes: bool = True) -> Any:
-    """What the index knows of the content of a file: `MeshFacts` or `ValueFacts`.
+def facts_of(content: Mesh | FileValues | Fields, *, edges: bool = True, hashes: bool = True) -> Any:
+    """What the index knows of the content of a file: `MeshFacts`, `ValueFacts` or `Fields`.
 
     edges, hashes: whether edges are counted (else there are -1), and whether there are hashes. Both take time.
     """
@@ -210,6 +218,8 @@ def facts_of(content: Mesh | FileValues, *, edges: bool = True, hashes: bool = T
         count = len(file_edges(content)) if edges else -1
         digest = content_hash(content.verts, content.faces) if hashes else ""
         return MeshFacts(len(content.verts), len(content.faces), content.polygon_count, count, digest)
+    if isinstance(content, Fields):
+        return content
     values, elements = content.values, content.elements
     digest = content_hash(values, *([] if elements is None else [elements])) if hashes else ""
     distinct = (~np.isnan(values)).any(0) if content.kind == TARGETS else np.unique(values)

@@ -26,11 +26,12 @@ from diffnet.data.folders.files import (
 )
 from diffnet.data.folders.index import ValueFacts
 from diffnet.data.folders.labels import Classes, number_classes
+from diffnet.data.folders.rows import find_label_rows
 from diffnet.data.folders.sources import find_values, read_source
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import read_lines
 from diffnet.geometry import FORMATS
-from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 Layout: TypeAlias = Literal["auto", "rna", "meshcnn", "princeton", "coseg", "folder", "teeth"]
 LAYOUTS: tuple[Layout, ...] = get_args(Layout)
@@ -73,6 +74,8 @@ def find_files(root: Path, layout: Layout, rule: Rule, source: str = AUTO_LABELS
     """The files of the data set in a folder, see `load_dataset`. Raises DataError. source: of the labels"""
     if layout not in LAYOUTS:
         raise DataError(f"layout should be one of {', '.join(LAYOUTS)}, got {layout!r}")
+    if mesh_suffix(root) in (".csv", ".tsv") and root.is_file() and layout in ("auto", "folder"):
+        return _table_files(root, rule, source)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder")
     if layout == "auto":
@@ -114,6 +117,19 @@ def find_files(root: Path, layout: Layout, rule: Rule, source: str = AUTO_LABELS
     by_folder = layout in ("princeton", "folder")
     names = mesh_names(root, parts.every) if by_folder else list(map(mesh_stem, parts.every))
     return SetFiles(layout, parts, names, labels, at, to_classes)
+
+
+def _table_files(table: Path, rule: Rule, source: str) -> SetFiles:
+    """The files of a set in a table, with label files in the column `labels` or `source`, or as in a folder."""
+    is_elsewhere = source.startswith(FILE_PREFIX) or source in LABEL_SOURCES[1:]
+    columns = [] if is_elsewhere else ["labels" if source == AUTO_LABELS else source]
+    rows = find_label_rows(table, rule, columns)
+    labels = [table.parent / row.cells[0] if columns else row.path for row in rows.every]
+    if source.startswith(FILE_PREFIX):
+        labels = [find_values(mesh, source.removeprefix(FILE_PREFIX)) for mesh in labels]
+    names = [row.name for row in rows.every]
+    to_classes = partial(number_classes, names_file=table.parent / NAMES)
+    return SetFiles("folder", rows.of(lambda row: row.path), names, labels, None, to_classes)
 
 
 def _detect(root: Path, needs_train: bool) -> Layout:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
-from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divide, in_parts, part_folders
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, check_fold, divide, in_parts, part_folders
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
+from diffnet.data.folders.sources import Fields, read_fields
 from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_names, parse_number, table_lines
 from diffnet.geometry import FORMATS
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
 CLASS_TABLE = "labels.csv"  # the name of a table of classes in a folder
@@ -30,7 +32,7 @@ class Row(NamedTuple):
     split: its part, or None if that is not decided
     targets: the numbers in the cells
     line: its number in a table, which other meshes of the same participant share; 0 without one
-    conditions: the numbers in the columns of conditions
+    conditions: by name, the numbers in the columns of conditions that the table has
     """
 
     name: str
@@ -39,7 +41,7 @@ class Row(NamedTuple):
     split: Part | None
     targets: Sequence[float] = ()
     line: int = 0
-    conditions: Sequence[float] = ()
+    conditions: Mapping[str, float] = {}
 
 
 _Line: TypeAlias = tuple[int, list[str]]  # the number of a line of a table, and its cells
@@ -78,6 +80,7 @@ def find_target_rows(
     """The meshes of each part in a table, and the names of the columns of targets, see `load_targets`.
 
     targets: these columns. None for all but those of conditions.
+    conditions: columns. Those that a table of VTK files lacks are left out, see `read_fields`.
     """
     table = root if root.is_file() else root / TARGET_TABLE
     if not table.is_file():
@@ -90,24 +93,35 @@ def find_target_rows(
             "for targets at vertices, faces or edges"
         )
     rows, names = _numbered_rows(table, rule.files, targets, conditions)
+    return _parts_of_table(table, rows, rule), names
+
+
+def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
+    """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
+    lines, _, _ = _lines_of_columns(table, rule.files, columns, ())
+    return _parts_of_table(table, _table_rows(table, lines, len(columns)), rule)
+
+
+def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
     for part in rule.needed:
         if not division.parts[part]:
             raise DataError(f"{table}: there are no {part} meshes")
-    return division if rule.needs_train else division.of_test(), names
+    return division if rule.needs_train else division.of_test()
 
 
 def _numbered_rows(
     table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
 ) -> tuple[list[Row], list[str]]:
     """The meshes in a table with their numbers, and the names of the columns of targets, see `find_target_rows`."""
-    lines, names = _lines_of_columns(table, files, targets, conditions)
+    lines, names, conditions = _lines_of_columns(table, files, targets, conditions)
     rows = _table_rows(table, lines, len(names) + len(conditions))
     for i, ((number, _), row) in enumerate(zip(lines, rows, strict=True)):
         cells = zip([*names, *conditions], row.cells, strict=True)
         values = [parse_number(f"{table}, line {number}, column {name}", cell) for name, cell in cells]
-        rows[i] = row._replace(targets=values[: len(names)], conditions=values[len(names) :])
-        missing = [name for name, value in zip(conditions, rows[i].conditions, strict=True) if math.isnan(value)]
+        by_name = dict(zip(conditions, values[len(names) :], strict=True))
+        rows[i] = row._replace(targets=values[: len(names)], conditions=by_name)
+        missing = [name for name, value in by_name.items() if math.isnan(value)]
         if missing:
             raise DataError(f"{table}, line {number}: the condition {missing[0]} is missing")
     return rows, names
@@ -116,7 +130,8 @@ def _numbered_rows(
 def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence[str]) -> list[dict[str, float]]:
     """The conditions of meshes, from texts such as "speed=30" for all of them, and from tables with a line for each.
 
-    names: of the conditions. A table has a column for each that no text gives.
+    names: of the conditions. A table has a column for each that no text gives. Those of VTK files may be missing, see
+        `with_fields`.
 
     Raises OptionError for a text that is neither, and for a name that is missing or none of these; DataError for a mesh
     that is in no table.
@@ -130,25 +145,48 @@ def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence
         for source, row in zip(sources, rows, strict=True):
             if source.resolve() not in by_path:
                 raise DataError(f"{table}: there is no line for {source}")
-            row.update(zip(rest, by_path[source.resolve()], strict=True))
-        rest = []
-    if rest or values.keys() - set(names):
-        asked = f"--condition {rest[0]}=NUMBER is missing" if rest else "--condition names another one"
+            row.update(by_path[source.resolve()])
+        rest = [name for name in rest if any(name not in row for row in rows)]
+    are_missing = bool(rest) and not all(mesh_suffix(source) in VTK_FORMATS for source in sources)
+    if are_missing or values.keys() - set(names):
+        asked = f"--condition {rest[0]}=NUMBER is missing" if are_missing else "--condition names another one"
         raise OptionError(f"{asked}; the conditions of the network are {listing(names) or 'none'}")
     return rows
 
 
+def with_fields(
+    mesh: Path, conditions: Mapping[str, float], names: Sequence[str], fields: Fields | None = None
+) -> dict[str, float]:
+    """The conditions of a mesh in the order of their names, of which those that are missing are in its file.
+
+    fields: the numbers in the field data of the file, which is read by default
+
+    Raises DataError for one that is not there, and MeshError for a mesh that can't be read.
+    """
+    missing = [name for name in names if name not in conditions]
+    present = (read_fields(mesh) if fields is None else fields).values if missing else {}
+    for name in missing:
+        if name not in present:
+            raise DataError(
+                f"{mesh}: the condition {name!r} is no column of a table, and no number in the field data of the file, "
+                f"which has {listing(present) or 'none'}"
+            )
+    return {name: conditions[name] if name in conditions else present[name] for name in names}
+
+
 def _lines_of_columns(
     table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
-) -> tuple[list[_Line], list[str]]:
-    """The lines behind the first one with the columns of `_columns` alone, and the names of those of targets."""
+) -> tuple[list[_Line], list[str], list[str]]:
+    """The lines behind the first one with the columns of `_columns` alone, and the names of targets and conditions."""
     lines = _table_lines(table, files)
     header = lines[0][1] if lines else []
+    of_vtk = any(mesh_suffix(cell) in VTK_FORMATS for _, cells in lines[1:] for cell in cells)
+    conditions = [name for name in conditions if name in header or not of_vtk]
     names, places = _columns(table, header, targets, conditions)
     for number, cells in lines[1:]:
         if len(cells) != len(header):
             raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
-    return [(number, [cells[place] for place in places]) for number, cells in lines[1:]], names
+    return [(number, [cells[place] for place in places]) for number, cells in lines[1:]], names, conditions
 
 
 def _columns(
@@ -179,6 +217,7 @@ def _columns(
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
     """The rows of each part, by their own splits, else by `divide`."""
     if rows[0].split:
+        check_fold(rule.fold, source)
         return Division(in_parts((row.split or "test", row) for row in rows), source)
     numbers = divide(root, [row.path for row in rows], rule, [row.name for row in rows], kinds)
     first: dict[int, Row] = {}

@@ -12,18 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.conversion import with_labels_at
-from diffnet.data.feature_names import AUTO_LABELS, checked_label_source, column_names, is_in_files, target_parts
+from diffnet.data.feature_names import (
+    AUTO_LABELS,
+    TARGET_TABLE,
+    checked_label_source,
+    column_names,
+    is_in_files,
+    target_parts,
+)
 from diffnet.data.folders.division import Division, Rule, find_parts
 from diffnet.data.folders.files import listing, mesh_names
 from diffnet.data.folders.indexed import Index, IndexedDataset, Whole
 from diffnet.data.folders.labels import Columns, Numbering, Pair, check_columns, find_elements, with_soft_labels
 from diffnet.data.folders.layouts import Layout, find_files
-from diffnet.data.folders.rows import Row, find_classes, find_target_rows
+from diffnet.data.folders.rows import Row, find_classes, find_target_rows, with_fields
 from diffnet.data.folders.sources import find_values
 from diffnet.data.labeled import DataError, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.shards.reading import ShardedDataset, labeled_shards
 from diffnet.data.stored import remembered, some_of
 from diffnet.geometry import Mesh, mesh_edges
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import mesh_suffix
 
 _Files: TypeAlias = "Index | Whole"
@@ -44,6 +52,7 @@ def load_dataset(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     labels_at: LabelsAt | None = None,
 ) -> LabeledMeshes:
     """Read all of a labeled data set from a folder.
@@ -54,7 +63,9 @@ def load_dataset(
         "auto" is the first of meshcnn, rna, coseg, princeton, folder and teeth whose files are there. Sets with the
         folders of "rna" whose listed names aren't PDB chains such as `1K73_B.off` are read as "folder".
 
-    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed.
+    A folder or a URL of shards gives the set of `load_shards`, whose meshes are read when they are needed. A table
+    (.csv or .tsv) has the columns `file`, `labels` with the label file of each mesh, and perhaps `split`, see
+    `load_classes`.
 
     The folders `train/`, `test/` and `val/` divide the meshes. Without these, the lists `train.txt`, `test.txt` and
     `val.txt` do. Else a random share of `test_fraction`, drawn with `seed`, is the test part. It has at least one mesh.
@@ -74,6 +85,8 @@ def load_dataset(
         such, the colors, or the only property with whole numbers. `labels_from` of the set names it.
         "file:NAME": in `STEM.NAME.npy`, `.txt` or `.csv`, as in `load_targets`, or the property NAME of the vertices or
         faces.
+        Another name: the column of a table that has the label files, instead of `labels`. A table needs no such column
+        for the sources above and below.
         "groups", "materials": the names of the groups (g) or materials (usemtl) of the faces of OBJ files
         "colors": the colors of vertices or faces
     files: a pattern such as "sub-*/surf/lh.pial" for the paths of the meshes in the folder. Without it, these are in
@@ -81,6 +94,7 @@ def load_dataset(
         Meshes in further subfolders have names with their folders.
     group_by: a regular expression on the names of meshes. Its first group, or all that it matches, names the group of a
         mesh, and a random division leaves groups together. A name without a match is a group of its own.
+    fold: (i, k) divides a set at random into k folds, of which the i-th, from 0, is the test part
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is empty. It may be missing: a folder with `test/` or
         `test.txt` alone. Without either, all meshes are the test part. Labels of the training part are read only if
@@ -93,7 +107,7 @@ def load_dataset(
     malformed or contradictory, naming the file, for labels of the vertices of an STL file, which doesn't number them,
     and for a single class; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     data = _dataset(path, layout, labels, rule, Whole(cache_dir))
     return data if labels_at is None else with_labels_at(data, labels_at)
 
@@ -108,6 +122,7 @@ def load_classes(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for classification, in one of these layouts.
 
@@ -124,7 +139,7 @@ def load_classes(
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
     labels: the name of another column of a table
-    group_by, files: see `load_dataset`
+    group_by, files, fold: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
         Without a split, all meshes are the test part.
@@ -133,7 +148,7 @@ def load_classes(
     naming it; for a single class; for a class without a training or test mesh; and MeshError for a mesh that can't be
     read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _classes(path, labels, rule, Whole(cache_dir))
 
 
@@ -148,6 +163,7 @@ def load_targets(
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
 ) -> LabeledMeshes:
     """Read all of a data set for regression.
 
@@ -155,20 +171,23 @@ def load_targets(
         "file:NAME", or several such parts joined by +: numbers at vertices, faces or edges. `path` is a folder, which
         is divided as `load_dataset` divides it. The numbers of a mesh STEM are in `STEM.NAME.npy`, `.txt` or `.csv`
         beside it; or in `NAME/STEM.npy`, `.txt` or `.csv`, where the folder NAME is beside the mesh or beside its
-        folder; or they are the property NAME of the vertices or faces of a PLY file. There are one or several columns,
-        and a row for each element. The number of rows decides which elements these are.
+        folder; or they are the property NAME of the vertices or faces of a PLY or VTK file, or NAME_x, NAME_y and
+        NAME_z, or NAME_0, NAME_1 and NAME_2. There are one or several columns, and a row for each element. The number
+        of rows decides which elements these are. "vector:NAME" and "displacement:NAME" are three columns, and come
+        first.
         None: numbers for each mesh, in a table. `path` is the table, or a folder with `targets.csv`. The first line is
         `file,COLUMN,…` or `file,COLUMN,…,split`. For files and splits, see `load_classes`.
     conditions: columns of the table that are numbers of each mesh which a network gets, such as "speed,yaw". They are
         `conditions` of the meshes. With "file:NAME", `path` is the table, or the folder with it. If targets are named,
-        other columns are ignored. A table may be a TSV file (.tsv).
+        other columns are ignored. A table may be a TSV file (.tsv). A condition of VTK files that is no column is a
+        number in their field data, and they need no table.
 
     `path` may also be shards with targets, see `load_shards`. Their meshes are read when they are needed.
 
     NaN, and an empty cell of a table, is a missing target. Targets of faces may be one per polygon of the source file,
     or one per triangle.
 
-    group_by, files: see `load_dataset`
+    group_by, files, fold: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation, see `load_dataset`
 
@@ -177,7 +196,7 @@ def load_targets(
     contradictory, naming the file, and for a column that is missing in all training meshes; OptionError for targets of
     another form; and MeshError for a mesh that can't be read.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Whole(cache_dir))
 
 
@@ -192,6 +211,7 @@ def index_dataset(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set that `load_dataset` reads, for sets that are larger than the memory: items are read when needed.
@@ -201,8 +221,8 @@ def index_dataset(
     labels occur, and what each file is recognized by. Later calls read files that are new or have changed. Processes
     can share the folder.
 
-    path, layout, labels, test_fraction, seed, group_by, needs_train, files: see `load_dataset`, also for a warning.
-        Shards give the set of `load_shards`.
+    path, layout, labels, test_fraction, seed, group_by, needs_train, files, fold: see `load_dataset`, also for a
+        warning. Shards give the set of `load_shards`.
     cache_dir: a folder for the index, parsed meshes and operators, see `precompute`. If it can't be written, there is a
         warning, and the next call reads all files again.
     jobs: number of worker processes that read files; by default one for each core. See `precompute_all` for calls from
@@ -211,7 +231,7 @@ def index_dataset(
     Items are those of `load_dataset`. Raises DataError for the same faults as `load_dataset`, also for meshes that
     can't be read. The message names the files. What is known of the other files is stored first.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _dataset(path, layout, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -225,13 +245,14 @@ def index_classes(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _classes(path, labels, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -246,13 +267,14 @@ def index_targets(
     group_by: str | None = None,
     needs_train: bool = True,
     files: str | None = None,
+    fold: tuple[int, int] | None = None,
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for regression that `load_targets` reads, with items that are read when needed.
 
     For arguments and what is raised, see `load_targets` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files)
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold)
     return _targets(path, targets, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 
@@ -315,7 +337,7 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         target_names = None if targets is None else column_names("targets", targets)
         rows, columns = find_target_rows(root, rule, target_names, condition_names)
         values = np.array([row.targets for row in rows.every])
-        fields, present = _of_rows(rows, values[:, None], files), ~np.isnan(values)
+        fields, present = _of_rows(rows, values[:, None], files, condition_names), ~np.isnan(values)
     else:
         rows = _meshes_with_conditions(root, rule, condition_names)
         meshes = [row.path for row in rows.every]
@@ -325,7 +347,9 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
         rows_of = [pairs[i :: len(meshes)] for i in range(len(meshes))]
         columns = check_columns([[(pair.file, pair.facts) for pair in row] for row in rows_of])
         at = find_elements(pairs)
-        items = files.items([row.name for row in rows.every], kinds, facts, Columns(names, at), _conditions_of(rows))
+        item_names = [row.name for row in rows.every]
+        values = _conditions_of(rows, condition_names, files)
+        items = files.items(item_names, kinds, facts, Columns(names, at), values)
         fields = rows.fields(items)
         present = np.array([[flag for pair in row for flag in pair.facts.distinct] for row in rows_of])
     missing = ~present[: len(fields["train"])].any(0)
@@ -338,24 +362,36 @@ def _targets(path: _Path, targets: str | None, conditions: str | None, rule: Rul
 
 def _meshes_with_conditions(root: Path, rule: Rule, conditions: Sequence[str]) -> Division[Row]:
     """The meshes of each part in a folder, or those of a table, which may be in the folder, with their conditions."""
-    if conditions or root.is_file():
+    if root.is_file() or (conditions and (root / TARGET_TABLE).is_file()):
         return find_target_rows(root, rule, (), conditions)[0]
     parts = find_parts(root, rule)
+    if conditions and not any(mesh_suffix(path) in VTK_FORMATS for path in parts.every):
+        return find_target_rows(root, rule, (), conditions)[0]  # which says that there is no table
     parts = parts if rule.needs_train else parts.of_test()
     names = dict(zip(parts.every, mesh_names(root, parts.every), strict=True))
     return parts.of(lambda path: Row(names[path], path, [], None))
 
 
-def _conditions_of(rows: Division[Row]) -> NDArray[np.float64]:
-    """(N, C), the conditions of all meshes."""
-    return np.array([row.conditions for row in rows.every], np.float64).reshape(len(rows.every), -1)
+def _conditions_of(rows: Division[Row], names: Sequence[str], files: _Files) -> NDArray[np.float64]:
+    """(N, C), the conditions of all meshes, in their table or in their files."""
+    are_missing = any(set(names) - row.conditions.keys() for row in rows.every)
+    facts = files.facts({"fields": [row.path for row in rows.every]})["fields"] if are_missing else []
+    fields = [each for _, each in facts] or [None] * len(rows.every)
+    values = [
+        [*with_fields(row.path, row.conditions, names, each).values()]
+        for row, each in zip(rows.every, fields, strict=True)
+    ]
+    return np.array(values, np.float64).reshape(len(values), -1)
 
 
-def _of_rows(parts: Division[Row], labels: NDArray[Any], files: _Files) -> dict[str, Any]:
+def _of_rows(
+    parts: Division[Row], labels: NDArray[Any], files: _Files, conditions: Sequence[str] = ()
+) -> dict[str, Any]:
     """The fields of a set whose meshes have these labels."""
     rows = parts.every
     kinds = {"mesh": [row.path for row in rows]}
-    items = files.items([row.name for row in rows], kinds, files.facts(kinds), labels, _conditions_of(parts))
+    values = _conditions_of(parts, conditions, files)
+    items = files.items([row.name for row in rows], kinds, files.facts(kinds), labels, values)
     return parts.fields(items)
 
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX
+from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, component_names
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
-from diffnet.geometry.mesh.formats import READERS, ply_color_names
+from diffnet.geometry.mesh.formats import READERS, color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.geometry.mesh.text import integer, real
 
@@ -177,7 +178,7 @@ def _of_mesh(path: Path) -> FileValues:
         return _of_colors(path, palette[1], palette[0])
     groups = "".join(f". For its {kind}, add --labels {kind}" for kind in [*attributes.face_names][:1])
     raise DataError(
-        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY file "
+        f"{path}: no labels. Expected a label file beside the mesh, a property of a PLY or VTK file "
         f"({', '.join(PROPERTIES)}, or one of whole numbers), or colors of the vertices{groups}"
     )
 
@@ -232,7 +233,7 @@ def _whole_properties(attributes: Attributes) -> list[tuple[LabelsAt, str, NDArr
     """The properties with whole numbers that occur more than once: integers, and those of CloudCompare."""
     properties = []
     for at, name, values in _all_properties(attributes):
-        is_paint = name in ("alpha", *(ply_color_names(dict(_tables(attributes))[at]) or ()))
+        is_paint = name in ("alpha", *color_names(dict(_tables(attributes))[at]))
         of_cloud_compare = name.lower().startswith(SCALAR) and (values == np.trunc(values)).all()
         is_whole = of_cloud_compare or values.dtype.kind in "biu"
         if is_whole and not is_paint and len(np.unique(values)) < len(values):
@@ -283,8 +284,11 @@ def _levels(colors: NDArray[np.float64]) -> NDArray[np.int64]:
 def find_values(mesh: Path, name: str) -> Path:
     """The file that holds the labels or targets `file:NAME` of a mesh: one beside it, else the mesh itself.
 
+    name: see `target_parts`
+
     Raises DataError for several files.
     """
+    name = name.rpartition(":")[2]
     return only_file(mesh, array_files(mesh, name, _SUFFIXES), f"file for {FILE_PREFIX}{name}") or mesh
 
 
@@ -303,18 +307,39 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
         present = [each for _, each, _ in _all_properties(load_attributes(file))] if _has_properties(file) else []
         raise DataError(
             f"{file}: no {what} for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
-            f"the property {name!r} of a PLY file" + (f"; it has {', '.join(present)}" if present else "")
+            f"the property {name!r} of a PLY or VTK file" + (f"; it has {', '.join(present)}" if present else "")
         )
     array, at = inside[0]
     return checked_columns(file, array), at
 
 
 def read_targets(file: Path, name: str) -> FileValues:
-    """The targets `file:NAME` in a file of `find_values`. Raises DataError if they are missing or there twice."""
+    """The targets of one of `target_parts` in a file of `find_values`.
+
+    Raises DataError if they are missing or there twice, and for a vector that has not three columns.
+    """
+    prefix, _, name = name.rpartition(":")
     columns, at = _named_columns(file, name, TARGETS)
     count = columns.values.shape[1]
-    names = columns.names or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
+    if prefix and count != 3:
+        raise DataError(f"{file}: {prefix}:{name} has {count} columns, and a vector has 3")
+    header = None if prefix else columns.names
+    names = header or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
     return FileValues(file, TARGETS, columns.values, names, at)
+
+
+class Fields(NamedTuple):
+    """The numbers in the field data of a mesh file, by name."""
+
+    values: dict[str, float]
+
+
+def read_fields(mesh: Path) -> Fields:
+    """The single numbers in the field data of a VTK file. Other formats have none. Raises MeshError."""
+    if mesh_suffix(mesh) not in VTK_FORMATS:
+        return Fields({})
+    fields = load_attributes(mesh).fields
+    return Fields({name: float(x.item()) for name, x in fields.items() if x.size == 1 and np.isfinite(x).all()})
 
 
 def only_file(mesh: Path, places: Sequence[Path], what: str) -> Path | None:
@@ -342,7 +367,18 @@ def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], Label
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:
         return [(attributes.colors, "vertices")]
-    return [(table[name], at) for at, table in _tables(attributes) if name in table]
+    inside = ((_array(table, name), at) for at, table in _tables(attributes))
+    return [(array, at) for array, at in inside if array is not None]
+
+
+def _array(table: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
+    """The property NAME, or the three NAME_x, NAME_y, NAME_z or NAME_0, NAME_1, NAME_2 as an array (N, 3), or None."""
+    if name in table:
+        return table[name]
+    for names in ([f"{name}_{end}" for end in "xyz"], component_names(name)):
+        if all(each in table and table[each].ndim == 1 for each in names):
+            return np.stack([table[each] for each in names], 1)
+    return None
 
 
 def _has_properties(mesh: Path) -> bool:

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.data.folders.division import AT_RANDOM, Rule, find_parts, has_set, lists_in
-from diffnet.data.folders.files import PARTS, files_in, folders_in, listing, meshes_in
+from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divided, find_parts, has_set, lists_in
+from diffnet.data.folders.files import MESH_FOLDERS, PARTS, files_in, folders_in, has_meshes, listing, meshes_in
 from diffnet.data.labeled import DataError, counted
-from diffnet.data.numbers import check_vertex_numbers, read_labels, read_lines
+from diffnet.data.numbers import check_vertex_numbers
 from diffnet.data.options import Base
+from diffnet.data.pairs.files import MAP_FORMATS, IndexFile, pair_lines, read_indices, read_maps
 from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 RULES = ("all", "within", "across")
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
-_MAPS = (".txt", ".map")
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
 Ints: TypeAlias = NDArray[np.int64]
-Reader: TypeAlias = "Callable[[Sequence[IndexFile]], list[Ints]]"
 
 
 def load_pairs(
@@ -37,12 +36,14 @@ def load_pairs(
     pairs: str | os.PathLike[str] | None = None,
     *,
     base: Base = "auto",
+    registered: bool = False,
     test_fraction: float = 0.2,
     seed: int = 0,
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
     partial_shapes: bool = False,
+    fold: tuple[int, int] | None = None,
 ) -> MeshPairs:
     """Read a set of meshes in pairs, from one or several folders.
 
@@ -54,8 +55,9 @@ def load_pairs(
         the path of a file with the names of two meshes in each line. By default `pairs.txt` or `test_pairs.txt` in the
         folder, else "all".
         A list that names no training pairs leaves all of them.
-    group_by: see `load_dataset`. In several folders, each is divided by itself.
+    group_by, fold: see `load_dataset`. In several folders, each is divided by itself.
     base: "0" or "1", the number of the first vertex in files of indices. "auto" finds it, see `read_indices`.
+    registered: whether vertices of one number correspond, in meshes with the same faces. No file is needed then.
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
@@ -65,12 +67,13 @@ def load_pairs(
 
     - `NAME.vts` for each mesh: the vertex at each template point, one in each line, as published with the remeshed
       sets FAUST and SCAPE (Ren et al. 2018). `mirror.txt` in the folder may hold, for each template point, the one on
-      the other side of the body, in the same form.
-    - `A_B.txt`, `A-B.txt`, `A_B.map` or `A-B.map`: for each vertex of A, a vertex of B. Pairs without a map are left
-      out.
+      the other side of the body, in the same form, or `NAME.sym.vts` for each mesh the vertex there.
+    - `A_B.txt` or `A-B.txt`, also `.map`, `.csv` and `.npy`: for each vertex of A, a vertex of B. Pairs without a map
+      are left out.
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
-    are within folders.
+    are within folders. Such folders may also be `off/CLASS/`, with correspondences in `corres/CLASS/`, as those of
+    DT4D-H (Magnet et al. 2022). Lists of that set name `CLASS/NAME`.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points without `partial_shapes`, for vertices of an STL file, which doesn't number them, and
@@ -80,29 +83,29 @@ def load_pairs(
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
-    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2)
+    rule = Rule(test_fraction, seed, group_by, needs_train, min_tests=2, fold=fold)
     folders = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     roots = [root for folder in folders for root in _roots(Path(folder))]
     which = _pair_rule(folders, pairs)
-    divisions = [
-        find_parts(root, rule, meshes_in).of(partial(_shape, root=root, several=len(roots) > 1, cache_dir=cache_dir))
-        for root in roots
-    ]
+    parts = [_division(root, rule) for root in roots]
+    homes = list(dict.fromkeys(home for one in parts for _, home in one.every))
+    divisions = [one.of(partial(_shape, several=len(homes) > 1, cache_dir=cache_dir)) for one in parts]
     train, held_out, test = ([shape for one in divisions for shape in one.parts[part]] for part in PARTS)
     sources = {one.source: root.name for root, one in zip(roots, divisions, strict=True)}
     source = "; ".join(sources if len(sources) == 1 else (f"{root} {text}" for text, root in sources.items()))
     if which not in RULES and all(text.startswith(AT_RANDOM) for text in sources):
         shapes = sorted(train + test, key=lambda shape: shape.name)  # in an order that the seed doesn't change
         places = {shape.name: i for i, shape in enumerate(shapes)}
-        numbers = {_find(places, name) for _, names in _lines(Path(which)) for name in names}
+        numbers = {_find(places, name) for _, names in pair_lines(Path(which)) for name in names}
         train, test = ([shape for i, shape in enumerate(shapes) if (i in numbers) == tests] for tests in (False, True))
         source = f"by {Path(which).name}, whose meshes are for testing"
     left_out = [text for one in divisions for text in one.left_out]
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    read = partial(read_indices, base=base, partial_shapes=partial_shapes)
-    data = _with_pairs(_with_correspondences(data, roots, read), folders, which, needs_train)
+    numbering: dict[str, Any] = {"base": base, "needs_all": not partial_shapes}
+    data = _registered(data) if registered else _with_correspondences(data, homes, numbering)
+    data = _with_pairs(data, folders, which, needs_train)
     if partial_shapes:
         return data
     # A shape with a place for every template point is whole.
@@ -115,7 +118,7 @@ def _roots(folder: Path) -> list[Path]:
     """The folder itself, or its subfolders if the meshes are there."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    if has_set(folder):
+    if has_set(folder) or _classes(folder):
         return [folder]
     below = list(filter(has_set, folders_in(folder)))
     if lists := lists_in(folder, set()):
@@ -126,51 +129,86 @@ def _roots(folder: Path) -> list[Path]:
     return below
 
 
-def _shape(file: Path, root: Path, several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
-    name = f"{root.name}/{mesh_stem(file)}" if several else mesh_stem(file)
-    return PairShape(name, load_mesh(file, cache_dir), None, str(root))
+def _classes(root: Path) -> list[Path]:
+    """The folders `off/CLASS` of a set whose meshes are there."""
+    return [folder for name in MESH_FOLDERS[1:] for folder in folders_in(root / name) if has_meshes(folder)]
 
 
-def _with_correspondences(data: MeshPairs, roots: Sequence[Path], read: Reader) -> MeshPairs:
+def _division(root: Path, rule: Rule) -> Division[tuple[Path, Path]]:
+    """The meshes of each part, with the folders that they count to. Lists of a set with classes name `CLASS/NAME`."""
+    if has_set(root):
+        return find_parts(root, rule, meshes_in).of(lambda mesh: (mesh, root))
+    meshes = [mesh for folder in _classes(root) for mesh in meshes_in(folder)]
+    names = [f"{mesh.parent.name}/{mesh_stem(mesh)}" for mesh in meshes]
+    return divided(root, meshes, rule, names).of(lambda mesh: (mesh, mesh.parent))
+
+
+def _shape(mesh_and_folder: tuple[Path, Path], several: bool, cache_dir: str | os.PathLike[str] | None) -> PairShape:
+    file, folder = mesh_and_folder
+    name = f"{folder.name}/{mesh_stem(file)}" if several else mesh_stem(file)
+    return PairShape(name, load_mesh(file, cache_dir), None, str(folder))
+
+
+def _registered(data: MeshPairs) -> MeshPairs:
+    """Each vertex is a template point. Raises DataError for other faces."""
+    every = [shape.mesh for shape in data.train + data.test]
+    for mesh in every:
+        if mesh.verts.shape != every[0].verts.shape or not np.array_equal(mesh.faces, every[0].faces):
+            raise DataError(f"{mesh.name}: registered meshes should have the faces of {every[0].name}")
+    train, test = (
+        [replace(s, template=np.arange(len(s.mesh.verts))) for s in part] for part in (data.train, data.test)
+    )
+    return replace(data, train=train, test=test)
+
+
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], numbering: dict[str, Any]) -> MeshPairs:
+    """numbering: see `read_indices`"""
     shapes = data.train + data.test
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
-    files = {shape.name: file for shape in shapes if (file := _template_file(shape))}
+    files = {shape.name: file for shape in shapes if (file := _template_file(shape, ".vts"))}
     if not files:
-        return replace(data, maps=_read_maps(data, read))
+        return replace(data, maps=_read_maps(data, numbering))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, [*files.values()], roots, read)
+    return _with_vertices(data, files, roots, numbering)
 
 
-def _template_file(shape: PairShape) -> Path | None:
+def _template_file(shape: PairShape, suffix: str) -> Path | None:
     """The file with the vertices of a mesh at the template points."""
     mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    folders = mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)
-    return next((f for f in (folder / f"{mesh_stem(mesh)}.vts" for folder in folders) if f.is_file()), None)
+    folders = [mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)]
+    folders += [root.parent.parent / name / root.name for name in PLACES]  # beside `off/CLASS`
+    return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(data: MeshPairs, files: Sequence[Path], roots: Sequence[Path], read: Reader) -> MeshPairs:
+def _with_vertices(
+    data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], numbering: dict[str, Any]
+) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
-    shapes = data.train + data.test
+    shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
-        members = [i for i, shape in enumerate(shapes) if shape.folder == str(root)]
-        for i in members:
-            check_vertex_numbers(shapes[i].mesh, files[i])
-        templates = read([IndexFile(files[i], len(shapes[i].mesh.verts), shapes[i].mesh.name) for i in members])
-        for i, template in zip(members, templates, strict=True):
+        members = [shape for shape in shapes.values() if shape.folder == str(root)]
+        sources = [(shape, "template", files[shape.name]) for shape in members]
+        sources += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
+        for shape, _, file in sources:
+            check_vertex_numbers(shape.mesh, file)
+        indices = [IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources]
+        templates = read_indices(indices, **numbering)
+        for (shape, field, file), template in zip(sources, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
-                    f"{files[i]}: {len(template)} template points, but {files[members[0]]} has {len(templates[0])}. "
+                    f"{file}: {len(template)} template points, but {sources[0][2]} has {len(templates[0])}. "
                     "All meshes of a set should have the same"
                 )
-            shapes[i] = replace(shapes[i], template=template)
-    counts = {_count(shape) for shape in shapes}
+            values: dict[str, Any] = {field: template}
+            shapes[shape.name] = replace(shapes[shape.name], **values)
+    counts = {_count(shape) for shape in shapes.values()}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
-    count = len(data.train)
-    return replace(data, train=shapes[:count], test=shapes[count:], mirror=mirror)
+    every, count = list(shapes.values()), len(data.train)
+    return replace(data, train=every[:count], test=every[count:], mirror=mirror)
 
 
 def _count(shape: PairShape) -> int:
@@ -187,13 +225,13 @@ def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, read: Reader) -> dict[tuple[str, str], Ints]:
+def _read_maps(data: MeshPairs, numbering: dict[str, Any]) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
     for folder in dict.fromkeys(shape.folder for shape in data.train + data.test):
         places = sorted({*(Path(folder) / place for place in PLACES), *beside})
-        by_stem[folder] = {file.stem: file for place in places for file in files_in(place, _MAPS, _NAMED)}
+        by_stem[folder] = {mesh_stem(file): file for place in places for file in files_in(place, MAP_FORMATS, _NAMED)}
     if not any(by_stem.values()):
         return {}  # without looking at each pair: large sets have very many
     pairs: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
@@ -205,16 +243,8 @@ def _read_maps(data: MeshPairs, read: Reader) -> dict[tuple[str, str], Ints]:
                 pairs[first.name, second.name] = file, first, second
     if not pairs:
         return {}
-    for file, first, second in pairs.values():
-        check_vertex_numbers(first.mesh, file)
-        check_vertex_numbers(second.mesh, file)
-    sides = [IndexFile(file, len(second.mesh.verts), second.mesh.name) for file, _, second in pairs.values()]
-    maps = read(sides)
-    for vertices, (file, first, _) in zip(maps, pairs.values(), strict=True):
-        if len(vertices) != len(first.mesh.verts):
-            raise DataError(
-                f"{file}: {len(vertices)} entries, but {first.mesh.name} has {len(first.mesh.verts)} vertices"
-            )
+    files = [file for file, _, _ in pairs.values()]
+    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], **numbering)
     return dict(zip(pairs, maps, strict=True))
 
 
@@ -276,7 +306,7 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
     """
     places = {shape.name: i for i, shape in enumerate([*shapes, *others])}
     pairs = []
-    for number, names in _lines(path):
+    for number, names in pair_lines(path):
         pair = []
         for name in names:
             place = _find(places, name)
@@ -291,79 +321,6 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
     return pairs
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The two names in each line of a list file, separated by blanks or a comma, with the number of the line from 1."""
-    for number, line in enumerate(read_lines(path), 1):
-        names = line.replace(",", " ").split()
-        if len(names) != 2:
-            raise DataError(f"{path}, line {number}: expected the names of two meshes, got {line[:60]!r}")
-        yield number, names
-
-
 def _find(places: dict[str, int], name: str) -> int | None:
     """The place of the mesh of a name, or of a name with an extension."""
     return places.get(name, places.get((Path(name).parent / mesh_stem(name)).as_posix()))
-
-
-class IndexFile(NamedTuple):
-    """A file of vertex indices.
-
-    path: the file
-    vertices: the number of vertices of the mesh that the indices belong to
-    name: of this mesh, for messages
-    """
-
-    path: Path
-    vertices: int
-    name: str
-
-
-def read_indices(files: Sequence[IndexFile], base: Base = "auto", partial_shapes: bool = False) -> list[Ints]:
-    """The indices (N,) in each file of a set, counted from 0, with −1 for a missing point.
-
-    base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
-        means 0, and an index equal to the number of vertices means 1.
-
-    Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
-    negative index, which marks a missing point, without `partial_shapes`; for files that contradict each other; and if
-    "auto" fits both.
-    """
-    values = [read_labels(file.path) for file in files]
-    for file, array in zip(files, values, strict=True):
-        if not partial_shapes and len(missing := np.flatnonzero(array < 0)):
-            raise DataError(
-                f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
-                "partial shape. Partial shapes are not supported without --partial: every point needs a vertex"
-            )
-    first = _first_number(files, values) if base == "auto" else int(base)
-    for file, array in zip(files, values, strict=True):
-        outside = np.flatnonzero(((array >= 0) & (array < first)) | (array >= file.vertices + first))
-        if len(outside):
-            raise DataError(
-                f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
-                f"numbered from {first} to {file.vertices + first - 1}"
-            )
-    return [np.where(array < 0, -1, array - first) for array in values]
-
-
-def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
-    zero = next((file for file, array in zip(files, values, strict=True) if (array == 0).any()), None)
-    one = next((file for file, array in zip(files, values, strict=True) if array.max() == file.vertices), None)
-    for file, array in zip(files, values, strict=True):
-        if array.max() > file.vertices:
-            raise DataError(
-                f"{file.path}: entry {array.argmax() + 1} is {array.max()}, but {file.name} has {file.vertices} "
-                "vertices"
-            )
-    if zero is not None and one is not None:
-        raise DataError(
-            f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
-            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the "
-            "shape is partial, which is not supported"
-        )
-    if zero is None and one is None:
-        raise DataError(
-            f"{files[0].path}: the indices could count from 0 or from 1: no file of the set has the index 0, or the "
-            "number of vertices of its mesh. Say which: base 0 or 1"
-        )
-    return 0 if one is None else 1

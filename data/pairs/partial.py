@@ -52,7 +52,9 @@ def partial_copies(shape: PairShape, variants: Variants) -> list[PairShape]:
     copies = []
     for number, share in enumerate(rng.permutation(shares).tolist(), 1):
         part, name = random_part(shape.mesh, number, share, variants.cut, rng), f"{shape.name}, part {number}"
-        copies.append(PairShape(name, replace(part.mesh, name=name), None, shape.folder, shape, part.vertices))
+        copies.append(
+            PairShape(name, replace(part.mesh, name=name), None, shape.folder, whole=shape, vertices=part.vertices)
+        )
     return copies
 
 

@@ -6,10 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from diffnet.data.labeled import DataError
 from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 from diffnet.geometry.elements.elements import face_areas
@@ -47,20 +49,25 @@ def pair_errors(
     """Measure predicted maps of pairs of meshes.
 
     pairs: the meshes (first, second) of each pair
-    predicted: (V,) integers for each pair: for each vertex of the first mesh, a vertex of the second
+    predicted: (V,) integers for each pair: for each vertex of the first mesh, a vertex of the second, or −1 for none,
+        whose errors are NaN
     cache_dir, jobs: see `geodesic_errors_of_all`
 
     Errors of partial shapes are those in the overlap. They are divided by √area of the larger mesh, and are straight
     distances between pieces without a path.
 
-    Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh.
+    Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh;
+    DataError for a map without a vertex where there is a true one.
     """
     maps = [_map(first, vertices) for (first, _), vertices in zip(pairs, predicted, strict=True)]
     meshes = [second.mesh for _, second in pairs]
     truths = [_truth_of(data, first, second) for first, second in pairs]
+    for (first, _), vertices, points in zip(pairs, maps, truths, strict=True):
+        if len(points.vertices) and not (vertices[points.vertices] >= 0).any():
+            raise DataError(f"{first.name}: a predicted map has no vertex where there is a true one")
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
-    measure = partial(geodesic_errors_of_all, cache_dir=cache_dir, jobs=jobs)
+    measure = partial(_errors, cache_dir=cache_dir, jobs=jobs)
     right = [truth.nearest_vertices(mesh) for mesh, truth in zip(meshes, truths, strict=True)]
     distances = measure(
         [
@@ -79,7 +86,7 @@ def pair_errors(
     flips = [
         i
         for i, sample in zip(mirrors, samples, strict=True)
-        if mean_error(sample) < mean_error(errors[i][_sample(len(errors[i]))])
+        if mean_error(sample) < mean_error(errors[i][_sample(maps[i][mirrors[i].vertices])])
     ]
     others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
     by_mirror = dict(zip(flips, others, strict=True))
@@ -100,6 +107,15 @@ def _errors_of_part(
     return np.where(np.isinf(errors), straight, errors) * np.sqrt(areas[1] / max(areas))
 
 
+def _errors(predictions: Sequence[Prediction], **how: Any) -> list[Floats]:
+    """See `geodesic_errors_of_all`. A negative prediction is none, and its error is NaN."""
+    present = [each._replace(predicted=np.maximum(each.predicted, 0)) for each in predictions]
+    return [
+        np.where(each.predicted < 0, np.nan, errors)
+        for each, errors in zip(predictions, geodesic_errors_of_all(present, **how), strict=True)
+    ]
+
+
 def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:
     array = np.asarray(on_host(vertices))
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
@@ -117,10 +133,12 @@ def _truth_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
     return truth
 
 
-def _sample(count: int) -> NDArray[np.int64]:
-    return np.unique(np.linspace(0, count - 1, min(count, FLIP_SAMPLE)).astype(np.int64))
+def _sample(predicted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Some places of predictions that are there."""
+    places = np.flatnonzero(predicted >= 0)
+    return places[np.unique(np.linspace(0, len(places) - 1, min(len(places), FLIP_SAMPLE)).astype(np.int64))]
 
 
 def _sample_of(mesh: Mesh, vertices: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
-    numbers = _sample(len(vertices))
+    numbers = _sample(vertices)
     return Prediction(mesh, vertices[numbers], labels[numbers])

@@ -32,6 +32,7 @@ class PairShape:
     template: the place on the mesh of each of the T points that all meshes of the set share: (T,) vertices, or
         `SurfacePoints` (T). None if it isn't known. Vertices are −1 for points that a partial shape lacks.
     folder: the folder of the mesh. Pairs within and across folders differ by it.
+    mirrored: the vertex at the mirror image of each template point, (T,), or None if it isn't known
     whole, vertices: the shape that this one is cut from, and the numbers (V,) of its vertices there
     """
 
@@ -39,6 +40,7 @@ class PairShape:
     mesh: Mesh
     template: Ints | SurfacePoints | None = None
     folder: str = ""
+    mirrored: Ints | None = None
     whole: PairShape | None = None
     vertices: Ints | None = None
 
@@ -79,7 +81,7 @@ class MeshPairs:
     train_pairs, test_pairs: positions (first, second) in `train` or `test`
     template_faces: (F, 3) triangles between the template points, or None if these are vertices of the meshes
     mirror: the template point on the other side of the body, for each of the T template points: (T,) template points,
-        or `SurfacePoints` of the template. None for sets without symmetry.
+        or `SurfacePoints` of the template. None for sets without symmetry, and for those whose meshes have `mirrored`.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
     source, left_out: see `LabeledMeshes`
     """
@@ -107,6 +109,11 @@ class MeshPairs:
     def is_supervised(self) -> bool:
         """Whether the true correspondences are known."""
         return bool(self.maps) or any(shape.template is not None for shape in self.train + self.test)
+
+    @property
+    def test_shapes(self) -> list[tuple[PairShape, PairShape]]:
+        """The meshes of each test pair."""
+        return [(self.test[i], self.test[j]) for i, j in self.test_pairs]
 
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
@@ -172,9 +179,11 @@ class MeshPairs:
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""
-        if self.mirror is None or first.template is None or second.template is None:
-            return None
         if self.is_partial(first, second):
+            return None
+        if second.mirrored is not None and isinstance(first.template, np.ndarray):
+            return Truth(first.template, second.mirrored)
+        if self.mirror is None or first.template is None or second.template is None:
             return None
         if isinstance(self.mirror, SurfacePoints):
             mirror, faces = self.mirror, self._faces()

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,13 +17,15 @@ from diffnet.geometry.options import chosen_scale
 from diffnet.pretrained import NETWORK_FILE, names_text
 
 # "original": segmentation and classification of the original implementation.
-# "original correspondence": its functional maps, whose weights have the prefix "feature_extractor.".
+# "original correspondence": its functional maps, whose network is a part "feature_extractor".
 # "unsupervised correspondence": {"networks": {"feature_extractor": …}} of unsupervised functional maps
 #     (Cao et al. 2023).
 Kind: TypeAlias = Literal["original", "original correspondence", "unsupervised correspondence"]
 
 FIRST = "first.weight"  # of each `DiffusionNet`
-PREFIX = "feature_extractor."
+EXTRACTOR = "feature_extractor"
+# The first layers of networks of other programs.
+FIRSTS: dict[str, Kind] = {"first_lin.weight": "original", "first_linear.weight": "unsupervised correspondence"}
 
 Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
 
@@ -41,19 +43,46 @@ class CheckpointError(DiffnetError, ValueError):
     """A file is not a usable checkpoint. The message names the file and gives the reason."""
 
 
+class OriginalWeights(NamedTuple):
+    """The network of another program in the content of a file.
+
+    weights: with its own names. prefix: what these begin with in the file. others: further names beside them
+    """
+
+    kind: Kind
+    weights: dict[str, Any]
+    prefix: str
+    others: list[str]
+
+
+def original_weights(content: Any) -> OriginalWeights | None:
+    """The network of another program in the content of a file, or None for any other content.
+
+    Its names may begin with those of larger modules, such as "module." or "backbone.", and it may be in a dictionary,
+    such as that of "state_dict".
+    """
+    dictionaries: dict[int, tuple[str, Any]] = {id(content): ("", content)}  # each once: a file may hold circles
+    for place, part in (queue := list(dictionaries.values())):
+        names = [name for name in part if isinstance(name, str)] if isinstance(part, dict) else []
+        for first, kind in FIRSTS.items():
+            name = next((name for name in names if name == first or name.endswith(f".{first}")), None)
+            if name is not None:
+                prefix = name.removesuffix(first)
+                if kind == "original" and EXTRACTOR in f"{place}.{prefix}".split("."):
+                    kind = "original correspondence"
+                weights = {name.removeprefix(prefix): part[name] for name in names if name.startswith(prefix)}
+                return OriginalWeights(kind, weights, prefix, [name for name in names if not name.startswith(prefix)])
+        for name in names:
+            if isinstance(part[name], dict) and id(part[name]) not in dictionaries:
+                dictionaries[id(part[name])] = f"{place}.{name}", part[name]
+                queue.append(dictionaries[id(part[name])])
+    return None
+
+
 def kind_of(content: Any) -> Kind | None:
     """The kind of checkpoint that the content of a file is, or None for any other content."""
-    if not isinstance(content, dict):
-        return None
-    if "first_lin.weight" in content:
-        return "original"
-    if f"{PREFIX}first_lin.weight" in content:
-        return "original correspondence"
-    networks = content.get("networks")
-    extractor = networks.get("feature_extractor") if isinstance(networks, dict) else None
-    if isinstance(extractor, dict) and "first_linear.weight" in extractor:
-        return "unsupervised correspondence"
-    return None
+    network = original_weights(content)
+    return None if network is None else network.kind
 
 
 def larger_module(content: Any, state: str) -> str | None:

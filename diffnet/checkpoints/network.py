@@ -79,6 +79,9 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["width"], options["in_channels"] = shapes["first.weight"]
     if len(shapes.get("last.weight", ())) == 2:
         options["out_channels"] = shapes["last.weight"][0]
+    options["vectors"] = vectors = shapes.get("last.vectors.along_normal.weight", (0,))[0]
+    if vectors:
+        options["out_channels"] = 3 * vectors + shapes.get("last.numbers.weight", (0,))[0]
     numbers = [int(m[1]) for m in (re.match(r"blocks\.(\d{1,9})\.", name) for name in shapes) if m]
     if numbers:
         options["blocks"] = 1 + max(numbers)

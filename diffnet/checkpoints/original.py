@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import PREFIX, CheckpointError, Kind, check_named_tensors, kind_of
+from diffnet.checkpoints.files import FIRSTS, CheckpointError, Kind, check_named_tensors, original_weights
 from diffnet.checkpoints.network import mlp_layers, visible_options
 
 _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -28,7 +28,7 @@ _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"miniMLP_(?:mlp_layer|linear)_(\d{1,9})\.", lambda match: f"{3 * int(match[1])}."),
 )
 # The input features of the published networks, by their number of channels. A checkpoint doesn't record them.
-_FEATURES = {3: "xyz", 16: "hks"}
+_FEATURES = {3: "xyz", 16: "hks", 128: "wks-128"}
 
 
 def our_names(names: list[str]) -> dict[str, str]:
@@ -50,13 +50,18 @@ def converted_original(
     Returns the state dict of a `DiffusionNet`, the arguments that build it, and the kind. Raises CheckpointError, a
     ValueError, for any other content.
     """
-    kind = kind_of(content)
-    if kind is None:
+    network = original_weights(content)
+    if network is None:
         raise CheckpointError(
-            f"{path}: not a checkpoint of the original implementation, it has no first_lin.weight, "
-            f"{PREFIX}first_lin.weight or networks of unsupervised functional maps"
+            f"{path}: not a checkpoint of the original implementation or of unsupervised functional maps, it has no "
+            f"{' or '.join(FIRSTS)}"
         )
-    weights = _weights(path, content, kind, in_memory)
+    kind = network.kind
+    if network.others and not kind.startswith("unsupervised"):
+        raise CheckpointError(
+            f"{path}: weights of the network start with {network.prefix}, but not {network.others[0]:.80}; leave it out"
+        )
+    weights = check_named_tensors(path, network.weights, in_memory=in_memory)
     names = our_names(list(weights))
     state = {names[name]: tensor.detach().float().cpu() for name, tensor in weights.items()}
     missing = [name for name in ("last.weight", "blocks.0.diffusion.time") if name not in state]
@@ -83,18 +88,3 @@ def original_metadata(kind: Kind, in_channels: int) -> dict[str, Any]:
     supervised = kind == "original correspondence"
     maps = {"method": "supervised", "map_k": 30} if supervised else {"method": "unsupervised", "map_k": 128}
     return {**metadata, "normalize": "area", "task": "correspondence", **maps}
-
-
-def _weights(
-    path: str | os.PathLike[str], content: Mapping[str, Any], kind: Kind, in_memory: bool
-) -> dict[str, Tensor]:
-    """The weights of the network with its own names. Raises CheckpointError for other weights beside them."""
-    if kind == "unsupervised correspondence":
-        return check_named_tensors(path, content["networks"]["feature_extractor"], in_memory=in_memory)
-    weights = check_named_tensors(path, content, in_memory=in_memory)
-    if kind == "original":
-        return weights
-    others = [name for name in weights if not name.startswith(PREFIX)]
-    if others:
-        raise CheckpointError(f"{path}: weights of a correspondence network start with {PREFIX}, but not {others[0]}")
-    return {name.removeprefix(PREFIX): weight for name, weight in weights.items()}

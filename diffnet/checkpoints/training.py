@@ -31,6 +31,7 @@ OLDER_DEFAULTS: dict[str, Any] = {
     "label_smoothing": 0.0,
     "average_weights": 0.0,
 }
+VECTOR_BLOCKS: dict[str, Any] = {"gradient_rotation": False}  # without it, vectors don't mirror with a mesh
 REMOVED = ("align", "stretch")  # options that only older versions have
 
 
@@ -63,7 +64,8 @@ def network_in_checkpoint(
     weights = check_named_tensors(path, checkpoint["model"])
     options = checkpoint["options"]
     architecture = {name: options[name] for name in ARCHITECTURE if name in options}
-    first, last = weights.get("first.weight"), weights.get("last.weight")
+    normal = weights.get("last.vectors.along_normal.weight")  # of a network with vectors
+    first, last = weights.get("first.weight"), weights.get("last.weight", normal)
     if first is None or last is None or first.ndim != 2 or last.ndim != 2:
         raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
     outputs_at = outputs_at_of(checkpoint["labels_at"])
@@ -71,7 +73,11 @@ def network_in_checkpoint(
         architecture["condition_channels"] = weights["blocks.0.modulation.weight"].shape[-1]
     attention = sum(name.startswith("pairs.") and name.endswith(".norm.weight") for name in weights)
     architecture |= {"pair_attention": attention} if attention else {}
-    architecture |= {"in_channels": first.shape[1], "out_channels": len(last), "outputs_at": outputs_at}
+    out_channels = len(last)
+    if normal is not None:
+        architecture |= {"vectors": len(normal), **VECTOR_BLOCKS}
+        out_channels = 3 * len(normal) + len(weights.get("last.numbers.weight", ()))
+    architecture |= {"in_channels": first.shape[1], "out_channels": out_channels, "outputs_at": outputs_at}
     return weights, architecture, metadata_of(checkpoint)
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from diffnet.ops import cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.common.cuda_graph import NotCapturable
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Tensor, Any], Tensor]
 Function = Callable[..., Tensor]
 
 _DICE = (dice_loss, generalized_dice_loss)

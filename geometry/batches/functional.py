@@ -52,12 +52,17 @@ def from_spectral(coefficients: Tensor, operators: Operators, *, backend: Backen
 def diffuse(x: Tensor, operators: Operators, time: Tensor, *, backend: Backend = "auto") -> Tensor:
     """Diffuse each channel of x (V, C) for its own time, in the eigenbasis. Returns (V, C).
 
+    x: (V, C), or one function (V,) for one time (), which gives (V,), or for several (T,), which give (T, V)
     time: (C,), or (B, C) for other times on each mesh, at least 0, in the squared unit of the positions
 
     It is differentiable in x and the times. Functions outside of the K eigenvectors are lost. For backend and errors
     see `to_spectral`.
     """
     o = with_eigenpairs("diffuse", operators)
+    if isinstance(x, Tensor) and x.ndim == 1:
+        check_tensor("time", time, () if isinstance(time, Tensor) and time.ndim == 0 else ("T",), x.device)
+        result = diffuse(x[:, None].expand(-1, time.numel()), o, time.reshape(-1), backend=backend)
+        return result.mT if time.ndim else result[:, 0]
     spectrum = to_spectral(x, o, backend=backend)
     if isinstance(time, Tensor) and time.ndim == 2:
         check_tensor("time", time, (len(o), x.shape[-1]), x.device)
@@ -183,7 +188,7 @@ def functional_map(
     """Compute the functional maps from a to b that take the features x_a to x_b.
 
     x_a, x_b: (V_a, C) and (V_b, C) floating point
-    k: how many eigenpairs to use, by default all
+    k: how many eigenpairs to use, by default all of each side, K_a and K_b; see `Operators.truncated`
     regularizer, weight, gamma: see `ops.functional_map`
     backend: see `to_spectral`
 
@@ -265,16 +270,21 @@ def functional_map_from_points(matches: Tensor, a: Operators, b: Operators, *, k
     return torch.stack(maps)
 
 
-def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
+def point_map(c: Tensor, a: Operators, b: Operators, *, orthogonal: bool = False) -> Tensor:
     """Find the vertex of a for each vertex of b, by functional maps from a to b, in the commute-time distance.
 
     c: (P, K_b, K_a) floating point, with at most as many eigenpairs as the operators have
+    orthogonal: whether the nearest orthogonal map replaces c. Maps between shapes of about the same areas are nearly
+        orthogonal, and noise in features makes high frequencies too weak. Maps of soft maps need it: they are weak.
 
     Vertices of a without mass, which no face uses, are no partners.
 
     Returns (V_b,) int64, counted within the mesh of a. `b.unpack(matches)` is a list with one tensor for each pair.
     For errors see `functional_map` and `ops.point_map`.
     """
+    if orthogonal:
+        u, _, vh = torch.linalg.svd(c.detach().double(), full_matrices=False)
+        c = (u @ vh).to(c.dtype)
     vertices = []
     for c_of_pair, one, other in _each("point_map", c, a, b):
         partners = torch.nonzero(one.mass > 0)[:, 0]
@@ -282,18 +292,21 @@ def point_map(c: Tensor, a: Operators, b: Operators) -> Tensor:
     return torch.cat(vertices)
 
 
-def zoomout(c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1) -> Tensor:
+def zoomout(
+    c: Tensor, a: Operators, b: Operators, *, k: int | None = None, step: int = 1, keep: bool = False
+) -> Tensor:
     """Refine functional maps (ZoomOut, Melzi et al. 2019): to maps of points and back, with more eigenpairs each time.
 
     c: (P, K_b, K_a) floating point, maps from a to b
     k: the number of eigenpairs of the result, by default all
     step: how many eigenpairs to add at a time
+    keep: whether the entries of c stay as they are, see `ops.zoomout`
 
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
     pairs = _each("zoomout", c, a, b)
     refined = [
-        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step)
+        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step, keep=keep)
         for c_of_pair, one, other in pairs
     ]
     return torch.stack(refined)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.formats import READERS, Attributes, ply_color_names
-from diffnet.geometry.mesh.mesh import read_content
+from diffnet.geometry.mesh.formats import READERS, Attributes, color_names, with_colors
+from diffnet.geometry.mesh.mesh import Mesh, mesh_suffix, read_content
 
 MAX_CLASSES = 64  # whole numbers of more different values are scalars
 _NORMALS = ("nx", "ny", "nz")
@@ -28,13 +29,32 @@ def load_attributes(path: str | os.PathLike[str]) -> Attributes:
 
     Raises MeshError for a file that is missing or doesn't parse, and for colors out of range.
     """
-    path = Path(path)
+    return _read(Path(path), with_colors)
+
+
+def properties_of(mesh: Mesh) -> Attributes:
+    """The properties in the file of a mesh, also colors that are out of range. None if it is not from a file."""
+    is_plain = mesh.path is None or not READERS[mesh_suffix(mesh.path)].properties
+    return Attributes() if is_plain else _read(Path(str(mesh.path)))
+
+
+def _read(path: Path, change: Callable[[Attributes], Attributes] = lambda attributes: attributes) -> Attributes:
     suffix, data = read_content(path)
     try:
         read = READERS[suffix].attributes
-        return Attributes() if read is None else read(data)
+        return Attributes() if read is None else change(read(data))
     except ValueError as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
+
+
+def beside(arrays: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """New arrays, and those of a file. One of the file whose name a new one has gets ``_input`` behind it."""
+    result = dict(arrays)
+    for name, values in before.items():
+        while name in result:
+            name = f"{name}_input"
+        result[name] = values
+    return result
 
 
 class MeshArray(NamedTuple):
@@ -78,7 +98,7 @@ def mesh_arrays(path: str | os.PathLike[str]) -> list[MeshArray]:
         rest = dict(properties)
         if colors is not None:
             arrays.append(MeshArray("colors", "colors", at, colors))  # type: ignore[arg-type]
-            for name in (*(ply_color_names(rest) or ()), "alpha"):
+            for name in (*color_names(rest), "alpha"):
                 rest.pop(name, None)
         if set(_NORMALS) <= rest.keys():
             rest["normals"] = np.stack([rest.pop(name) for name in _NORMALS], 1)

@@ -26,7 +26,7 @@ _SIGNATURES = (
 )
 _MARKUP = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype|html|head|body|!--|\?xml)", re.IGNORECASE)
 _TEXT_FORMATS = (".obj", ".off", ".gltf")
-_VTK_FORMATS = (".vtk", ".vtp", ".vtu")
+VTK_FORMATS = (".vtk", ".vtp", ".vtu")
 # The third line of a legacy VTK file tells text from binary data.
 _ASCII_VTK = re.compile(rb"# vtk[^\r\n]*(\r\n|\r|\n)[^\r\n]*(\r\n|\r|\n)\s*ASCII\b", re.IGNORECASE)
 _LONE_CR = re.compile(rb"\r(?!\n)")
@@ -71,7 +71,7 @@ def check_content(data: bytes, suffix: str) -> None:
     for signature, what in _SIGNATURES:
         if data.startswith(signature):
             raise ValueError(f"the content is not {suffix[1:]}: it {what}")
-    roots = {".surf.gii": b"<GIFTI", **dict.fromkeys(_VTK_FORMATS, b"<VTKFile")}
+    roots = {".surf.gii": b"<GIFTI", **dict.fromkeys(VTK_FORMATS, b"<VTKFile")}
     if _MARKUP.match(data) and roots.get(suffix, b"\0") not in data[:4096]:
         raise ValueError(
             f"the content is not {suffix[1:]}: it is a web page or other markup. The download may have failed"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 FREESURFER = (".pial", ".white", ".inflated", ".sphere")
 GIFTI_VALUES = (".shape.gii", ".label.gii", ".func.gii")
 UNASSIGNED = "???"  # the name of no label in label tables
+OUTSIDE = ("unknown", "medial_wall", "medial wall")  # names of what is no cortex, in lower case
 T = TypeVar("T")
 
 
@@ -46,26 +47,29 @@ def read_freesurfer(data: bytes) -> tuple[NDArray[np.float64], NDArray[np.int64]
 def is_cortical(path: Path) -> bool:
     """Whether a file holds values at the vertices of a cortex. Those of morphometry have any extension: `lh.sulc`."""
     name = path.name.lower()
-    known = (".npy", ".txt", ".csv", ".json", ".gz", ".gii", ".label", *FREESURFER)
+    known = (".npy", ".txt", ".csv", ".json", ".gz", ".gii", *FREESURFER)
     is_morphometry = name.startswith(("lh.", "rh.")) and name.count(".") == 1 and not name.endswith(known)
-    return name.endswith((".annot", *GIFTI_VALUES)) or is_morphometry
+    return name.endswith((".annot", ".label", *GIFTI_VALUES)) or is_morphometry
 
 
 def value_files(folder: Path, stem: str, name: str) -> list[Path]:
     """The files that can hold the values NAME of the cortex STEM in a folder, whether they exist or not.
 
-    FreeSurfer: `lh.NAME` beside the surface, and `label/lh.NAME.annot` beside its folder
+    FreeSurfer: `lh.NAME` beside the surface, and `label/lh.NAME.annot` and `.label` beside its folder
     GIFTI: `STEM_NAME.shape.gii`, also after the other words of STEM, as `sub-1_thickness` beside `sub-1_pial`
     """
     if stem in ("lh", "rh"):
         label = folder.parent / "label"
-        return [folder / f"{stem}.{name}", *(place / f"{stem}.{name}.annot" for place in (label, folder))]
+        ends = [place / f"{stem}.{name}{end}" for end in (".annot", ".label") for place in (label, folder)]
+        return [folder / f"{stem}.{name}", *ends]
     words = dict.fromkeys([f"{stem}.", f"{stem}_", f"{stem.rpartition('_')[0]}_"])
     return [folder / f"{word}{name}{end}" for word in words for end in GIFTI_VALUES]
 
 
 def read_values(path: Path) -> CortexValues:
     """The values in a file of `is_cortical`. Raises ValueError for another content."""
+    if path.name.lower().endswith(".label"):
+        raise ValueError("the file lists vertices, which can be a mask, and has no values")
     if path.name.lower().endswith(".annot"):
         labels, _, names = _read(lambda: _nibabel().freesurfer.read_annot(path))
         return CortexValues(labels.astype(np.int64), [name.decode() for name in names])
@@ -83,6 +87,22 @@ def read_values(path: Path) -> CortexValues:
     for i, key in enumerate(keys):
         places[values == key] = i
     return CortexValues(places, list(keys.values()))
+
+
+def read_mask(path: Path, count: int) -> NDArray[Any]:
+    """Which of the vertices (V,) are in a mask, from a file of `is_cortical`. Raises ValueError for another content.
+
+    They are listed in a `.label` file, or have a label that isn't in OUTSIDE. Numbers stay as they are. count: V
+    """
+    if path.name.lower().endswith(".label"):
+        listed = _read(lambda: _nibabel().freesurfer.read_label(path))
+        if listed.max(initial=-1) >= count:
+            raise ValueError(f"it lists vertex {listed.max()}, and the surface has {count} vertices")
+        return np.isin(np.arange(count), listed)
+    values, names = read_values(path)
+    if names is None:
+        return values
+    return np.array([*(name.lower() not in OUTSIDE for name in names), False])[values]
 
 
 def values_bytes(

@@ -1,18 +1,18 @@
 """Strict readers of obj, off, ply, stl, glb, gltf, vtk, vtp and vtu files, one row of READERS for each.
 
 Vertices and polygons must keep their order, because labels are stored beside a file in that order. A damaged file must
-be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. VTK reads vtk,
-vtp and vtu, in its own process. No library does it for the others, which are simple and are parsed here: trimesh splits
-vertices along texture seams, reorders polygons of mixed sizes, accepts truncated off files and copies the vertices that
-parts of glTF files share; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
+be refused, whatever the versions of other packages are, in memory that is a small multiple of the file. pyvista reads
+vtk, vtp and vtu, in its own process. No library does it for the others, which are simple and are parsed here: trimesh
+splits vertices along texture seams, reorders polygons of mixed sizes, accepts truncated off files and copies the
+vertices that parts of glTF files share; potpourri3d reads words as 0 and refuses negative indices and one-line headers.
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -72,6 +72,7 @@ class Attributes:
     faces: the same for the polygons, (P,) or (P, C)
     face_names: by "groups" and "materials", the name (P,) of the group or the material of each polygon of an OBJ file,
         empty where it has none
+    fields: by name, the field data of a VTK file: numbers of the whole mesh, of any shape
     """
 
     colors: NDArray[np.float64] | None = None
@@ -79,6 +80,7 @@ class Attributes:
     vertices: dict[str, NDArray[Any]] = field(default_factory=dict)
     faces: dict[str, NDArray[Any]] = field(default_factory=dict)
     face_names: dict[str, NDArray[np.str_]] = field(default_factory=dict)
+    fields: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def parse(data: bytes, suffix: str) -> Content:
@@ -357,30 +359,30 @@ def _ply_attributes(data: bytes) -> Attributes:
         {name: column for name, column in elements.get(element, {}).items() if not isinstance(column, Lists)}
         for element in ("vertex", "face")
     )
-    colors = _ply_colors(vertices), _ply_colors(faces)
-    return Attributes(*colors, {name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces)
+    return Attributes(vertices={name: x for name, x in vertices.items() if name not in ("x", "y", "z")}, faces=faces)
 
 
 def _vtk_attributes(data: bytes) -> Attributes:
-    vertices, faces = read_vtk_arrays(data)
-
-    def colors(arrays: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-        named = next(
-            (name for name, x in arrays.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2), None
-        )
-        return None if named is None else _unit_range(arrays.pop(named)[:, :3])
-
-    return Attributes(colors(vertices), colors(faces), vertices, faces)
+    vertices, faces, fields = read_vtk_arrays(data)
+    return Attributes(vertices=vertices, faces=faces, fields=fields)
 
 
-def ply_color_names(properties: Iterable[str]) -> tuple[str, str, str] | None:
-    """The names of the properties that are colors in a PLY file."""
-    return next((names for names in _PLY_COLORS if set(names) <= set(properties)), None)
+def color_names(properties: Mapping[str, NDArray[Any]]) -> tuple[str, ...]:
+    """The names of the properties that are colors: three of a PLY file, or the first array of three or four bytes."""
+    of_bytes = ((name,) for name, x in properties.items() if x.dtype == np.uint8 and x.ndim == 2 and x.shape[1] > 2)
+    return next((names for names in _PLY_COLORS if set(names) <= set(properties)), None) or next(of_bytes, ())
 
 
-def _ply_colors(properties: dict[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    names = ply_color_names(properties)
-    return None if names is None else _unit_range(np.stack([properties[name] for name in names], 1))
+def with_colors(attributes: Attributes) -> Attributes:
+    """Attributes with the colors that are among the properties. Raises ValueError for colors out of range."""
+    if attributes.colors is not None or attributes.face_colors is not None:
+        return attributes
+    return replace(attributes, colors=_colors(attributes.vertices), face_colors=_colors(attributes.faces))
+
+
+def _colors(properties: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
+    names = color_names(properties)
+    return _unit_range(np.column_stack([properties[name] for name in names])[:, :3]) if names else None
 
 
 def _obj_attributes(data: bytes) -> Attributes:
@@ -446,7 +448,7 @@ class Reader(NamedTuple):
     """How files of a format are read, from their content.
 
     mesh: the vertices, polygons and perhaps normals, see `Content`
-    attributes: the colors and properties; None if files of the format have none
+    attributes: the properties, and colors that are no properties; None if files of the format have none
     properties: whether they can have other properties than colors
     """
 

@@ -143,8 +143,8 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
 
     source: one of
         a path to an obj, off, ply, stl, glb, gltf, vtk, vtp or vtu file, which may be compressed by gzip (.obj.gz).
-        VTK files need ``pip install 'diffnet[vtk]'``. Cortices as GIFTI (.surf.gii) or of FreeSurfer (lh.pial, .white,
-        .inflated, .sphere) need ``pip install 'diffnet[neuro]'``;
+        VTK files need ``pip install 'diffnet[pyvista]'``. Cortices as GIFTI (.surf.gii) or of FreeSurfer (lh.pial,
+        .white, .inflated, .sphere) need ``pip install 'diffnet[neuro]'``;
         arrays (verts (V, 3), faces (F, 3) or quadrilaterals (F, 4)): NumPy arrays, tensors or lists. For a point
         cloud, faces is None or empty;
         points (V, 3) of a point cloud: a NumPy array, a tensor or a list;

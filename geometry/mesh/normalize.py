@@ -40,19 +40,30 @@ def normalize_positions(verts: Positions, faces: Any = None, scale: Scale = "rad
     array([[-1.,  0.,  0.],
            [ 1.,  0.,  0.]])
     """
+    centered, length = _centered(verts, faces, scale)
+    return centered / length
+
+
+def normalized_length(mesh: Mesh, scale: Scale) -> float:
+    """The length on a mesh that becomes 1, see `normalize_positions`."""
+    return float(_centered(mesh.verts, mesh.faces, scale)[1])
+
+
+def _centered(verts: Positions, faces: Any, scale: Scale) -> tuple[Positions, Any]:
+    """The vertices with their mean at the origin, and the length that becomes 1."""
     rule = scale_rule(scale) or "radius"
     surface = verts if counts_all(rule) or faces is None or len(faces) == 0 else _surface(verts, faces)
     center = surface.mean(0)
     centered: Positions = verts - center
     if isinstance(rule, float) or rule == "none":
-        return centered if rule == "none" else centered / rule
+        return centered, 1.0 if rule == "none" else rule
     if rule.endswith("area"):
         if faces is None or len(faces) == 0:
             raise OptionError(f'scale="{rule}" needs faces (F, 3); a point cloud has none, so use scale="radius"')
         size = _area(centered, faces) ** 0.5
     else:
         size = ((surface - center) ** 2).sum(1).max() ** 0.5
-    return centered / (size if size > 0 else 1.0)
+    return centered, size if size > 0 else 1.0
 
 
 def scale_rule(normalize: bool | Scale) -> Scale | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import sys
+import warnings
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -22,6 +23,18 @@ def on_host(values: Any) -> Any:
         return values
     values = values.detach().cpu()
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()  # NumPy has no bfloat16
+
+
+def warn_of_gradients(*sources: Any, stacklevel: int = 4) -> None:
+    """Warn if meshes, arrays or matrices require a gradient, which operators of `precompute` don't pass on."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    attributes = [getattr(source, name, None) for source in sources for name in ("pos", "vertices", "values")]
+    parts = [part for each in (*sources, *attributes) for part in (each if isinstance(each, tuple) else (each,))]
+    if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
+        text = "a tensor requires a gradient, which the operators don't pass on. assemble of diffnet.geometry does; "
+        warnings.warn(f"{text}write .detach() if none is needed", stacklevel=stacklevel)
 
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:

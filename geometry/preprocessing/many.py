@@ -21,7 +21,7 @@ from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses, some_reasons
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, parsed_mesh
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule
+from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule, warn_of_gradients
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import BasisPrecision, JoinRule, LaplacianKind, OperatorsKind, Options, Scale
 from diffnet.geometry.preprocessing.group import POSITIONS, Computed, Waiting, gpu_groups, operators_from
@@ -88,6 +88,7 @@ def precompute_all(
     OptionError for a bad option or a device that is not available.
     """
     check_several(meshes)
+    warn_of_gradients(*(meshes if isinstance(meshes, (list, tuple)) else ()))  # others may read files
     options = Options(k, laplacian, basis, join, operators)
     scale_rule(normalize)  # checks it
     device = usable_device(device)
@@ -137,10 +138,11 @@ def _operators_of(result: Result, device: torch.device) -> Operators:
         return result.operators
     if isinstance(result, Reader):
         return result.read(device)
-    if device.type != "cpu" and has_even_rows(result.arrays):
+    even = has_even_rows(result.arrays)
+    if even and device.type != "cpu":
         return PinnedEntries.of(result.arrays).operators(device)
     # The CPU finds the index arrays of other rows, because it would wait for the GPU.
-    return Operators(**fields_of(tensors_of(result.arrays))).to(device, non_blocking=True)
+    return Operators(**fields_of(tensors_of(result.arrays), even=even)).to(device, non_blocking=True)
 
 
 def store_operators(

@@ -13,6 +13,7 @@ from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses
 from diffnet.geometry.mesh.mesh import Mesh, MeshLike, is_array
 from diffnet.geometry.mesh.normalize import mesh_for_operators
+from diffnet.geometry.mesh.objects import warn_of_gradients
 from diffnet.geometry.operators import Operators
 from diffnet.geometry.options import (
     BasisPrecision,
@@ -95,7 +96,8 @@ def precompute(
     Raises MeshError for a mesh or normals that can't be used, and for faces beside a mesh that has its own. Raises
     OptionError for a bad option or a device that is not available.
     Warns if the mesh has as many components as eigenpairs, or more: each component has an eigenvalue 0, so there are no
-    others then.
+    others then. Warns if vertices or normals require a gradient, too: the operators are constants, and `assemble` makes
+    operators that pass gradients on.
 
     >>> verts = [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
     >>> faces = [[0, 2, 1], [0, 1, 3], [1, 2, 3], [0, 3, 2]]
@@ -105,6 +107,7 @@ def precompute(
     >>> round(float(operators.mass.sum()), 3)  # the surface area, (3 + √3) / 2
     2.366
     """
+    warn_of_gradients(mesh, normals)
     options = Options(k, laplacian, basis, join, operators)
     device = usable_device(device)
     scale = chosen_scale(normalize, operators)

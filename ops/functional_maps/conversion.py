@@ -166,7 +166,14 @@ def _check_vertices(name: str, vertices: Tensor, count: int, rows: int | None, d
 
 
 def zoomout(
-    c: Tensor, evecs_a: Tensor, evecs_b: Tensor, mass_b: Tensor, *, k: int | None = None, step: int = 1
+    c: Tensor,
+    evecs_a: Tensor,
+    evecs_b: Tensor,
+    mass_b: Tensor,
+    *,
+    k: int | None = None,
+    step: int = 1,
+    keep: bool = False,
 ) -> Tensor:
     """Refine a functional map (ZoomOut): turn it into a map of points and back, each time with more eigenfunctions.
 
@@ -178,6 +185,11 @@ def zoomout(
         mass_b: (V_b,) floating point
         k: the number of eigenfunctions of the result, at least those of c. By default all that both shapes have.
         step: how many eigenfunctions to add at a time
+        keep: whether the entries of c stay as they are, so that a map of k eigenfunctions is the result. That is better
+            for maps of many eigenfunctions, whose entries are more accurate than those of a map of points.
+
+    The maps of points are those of `point_map` without eigenvalues: maps of points give functional maps that are nearly
+    orthogonal, and its comparison also fits the first c.
 
     Returns:
         (k, k) in the promoted dtype. It has no gradient.
@@ -198,10 +210,12 @@ def zoomout(
     if not max(c.shape) <= k <= most:
         raise ValueError(f"k should be from {max(c.shape)}, as in c, to {most} eigenvectors, got {k}")
     with torch.no_grad():
-        k_b, k_a = c.shape
+        first, (k_b, k_a) = c, c.shape
         while True:
             matches = point_map(c, evecs_a, evecs_b)
             k_a, k_b = min(k_a + step, k), min(k_b + step, k)
             c = functional_map_from_points(matches, evecs_a[:, :k_a], evecs_b[:, :k_b], mass_b)
+            if keep:
+                c[: len(first), : first.shape[1]] = first
             if k_a == k_b == k:
                 return c

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import torch
 import trimesh
+from jaws import write_jaws
 from shapes import ellipsoid
 
 from diffnet import __main__ as program
 from diffnet.benchmarks import Options
 from diffnet.benchmarks.harness.results import read_csv
 from diffnet.benchmarks.loops.pair_step import pair_step
-from diffnet.benchmarks.tasks import classification, correspondence, scaling
+from diffnet.benchmarks.tasks import classification, correspondence, scaling, teeth
 from diffnet.benchmarks.tasks.classification import COPIED, write_classes
 from diffnet.benchmarks.tasks.curvature_stability import FEATURES, compare
 from diffnet.benchmarks.tasks.scaling import WARM, Host, training_row, with_shares
@@ -186,3 +187,40 @@ def test_the_program(tmp_path: Path) -> None:
     np.testing.assert_allclose(float(resumed["train_loss"]), float(whole["train_loss"]), rtol=1e-4)
     assert (out / "scaling.png").stat().st_size > 0
     assert json.loads((out / "run.json").read_text())["seconds"].keys() >= {"training", "preprocessing", "resume"}
+
+
+# ---- teeth ----
+
+CORNERS = np.array([[0.0, 0, 0], [2, 2, 2]])  # of a tooth, whose size is √2 in each direction
+TEETH = np.concatenate([CORNERS, CORNERS + 10, CORNERS + 20, [[5, 5, 5], [6, 6, 6]]])
+TRUE = [11, 11, 12, 12, 13, 13, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("predicted", "single", "distance", "right", "identified"),
+    [
+        (TRUE, None, 0, 8, 1),
+        ([12, 12, 11, 11, 13, 13, 0, 0], None, 0, 8, 1 / 3),  # two labels are exchanged
+        ([11, 11, 12, 12, 0, -1, 0, 0], None, 5 * 6**0.5 / 3, 6, 1),  # without a tooth, whose size has the length √6
+        ([11, 11, 12, 12, 13, 14, 0, 0], [1, 1, 2, 2, 3, 3, 0, 0], 5 * 6**0.5 / 3, 6, 1),  # a tooth with two labels
+        ([11, 11, 12, 12, 13, 13, 14, 14], None, 0, 6, 1),  # with a tooth too many
+        ([11, 11, 12, 12, 13, 0, 0, 0], None, 1.5**0.5 / 3, 7, 2 / 3),  # a center that is moved by 1 in each direction
+        ([0] * 8, None, 5 * 6**0.5, 2, 0),
+    ],
+)
+def test_scores_of_teeth(
+    predicted: list[int], single: list[int] | None, distance: float, right: int, identified: float
+) -> None:
+    scores = teeth.teeth_scores(TEETH, TRUE, predicted, teeth=single)
+    assert scores == pytest.approx((np.exp(-distance), right / 8, identified))
+
+
+def test_teeth_of_predicted_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jaws(tmp_path / "data" / "upper", 2, ".obj")
+    (tmp_path / "predicted" / "upper").mkdir(parents=True)
+    for name in ("jaw0", "jaw1"):
+        content = (tmp_path / "data" / "upper" / f"{name}.json").read_text()
+        (tmp_path / "predicted" / "upper" / f"{name}.json").write_text(content)
+    teeth.main([str(tmp_path / "predicted"), str(tmp_path / "data"), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out == "TLA 1.0000, TSA 1.0000, TIR 1.0000\n"
+    assert (tmp_path / "out" / "teeth.csv").read_text().splitlines()[1] == "upper/jaw0,1.0,1.0,1.0"

@@ -88,6 +88,23 @@ def test_features_of_changed_samples_are_those_of_changed_meshes(features: str) 
         assert changes == any(part.name in depends for part in feature_parts(features))
 
 
+@pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+def test_vectors_among_targets_turn_mirror_and_scale(at: Any) -> None:
+    """Two vectors, of which the second one is a displacement, and a number."""
+    items = [item(0, at), item(1, at)]
+    targets = [np.hstack([centers(i.mesh, at)] * 2 + [np.ones((len(i.labels), 1))]) for i in items]
+    batch = collate_samples([sample_of(replace(i, labels=t), "hks") for i, t in zip(items, targets, strict=True)])
+    turns, factors = random_rotations(2, torch.Generator().manual_seed(0)), torch.tensor([0.6, 1.4])
+    changes = {"mirror": torch.tensor([True, False]), "rotations": turns, "factors": factors}
+    found = augmented(batch, "hks", **changes, labels_at=at, vectors=2, lengths=[3, 4, 5]).labels
+    matrices = [np.diag([-1, 1, 1]) @ turns[0].double().numpy(), turns[1].double().numpy()]
+    for part, old, matrix, factor in zip(
+        found.split([len(t) for t in targets]), targets, matrices, factors, strict=True
+    ):
+        expected = np.hstack([old[:, :3] @ matrix, float(factor) * old[:, 3:6] @ matrix, old[:, 6:]])
+        np.testing.assert_allclose(part, expected, atol=1e-6)
+
+
 def test_jitter_moves_positions_in_their_units() -> None:
     plain = make_sample(item(), Preprocessing(k=8, features="xyz"))
     both = make_sample(item(), Preprocessing(k=8, features="xyz+normals"))

@@ -6,9 +6,11 @@ import gzip
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from diffnet.data import (
     target_statistics,
     with_columns,
 )
+from diffnet.data.folders import index
 from diffnet.data.shapes import LIMBS
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
@@ -187,8 +190,8 @@ def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"m0.ply: a folder or a table is needed for the targets file:t"):
         load_targets(tmp_path / "m0.ply", "file:t")
     refused(DataError, r"no table. Expected .* columns file,t, or --targets file:t for", load_targets, tmp_path, "t")
-    for wrong in ("file:t+xyz", "file:"):
-        with pytest.raises(OptionError, match=r"targets should be file:NAME, one or several joined by \+, got"):
+    for wrong in ("file:t+xyz", "file:", "scalar:t", "file:t+displacement:t"):
+        with pytest.raises(OptionError, match=r"targets should be file:NAME, vector:NAME or .*, one or several joined"):
             load_targets(tmp_path, wrong)
 
 
@@ -229,6 +232,29 @@ def test_bad_conditions(content: str, targets: str, conditions: str, message: st
     three(tmp_path)
     write(tmp_path, {"targets.csv": content})
     refused((DataError, OptionError), message, load_targets, tmp_path, targets, conditions=conditions)
+
+
+def test_conditions_in_field_data(tmp_path: Path) -> None:
+    """They are those that no table has. The index reads them once."""
+    pyvista = pytest.importorskip("pyvista")
+    ball = pyvista.Icosphere(nsub=1)
+    for i in range(3):
+        ball["t"], ball.field_data["yaw"], ball.field_data["speed"] = np.full((42, 2), i), [-i], [30 + 20 * i]
+        ball.save(tmp_path / f"m{i}.vtp")
+    part = {f"{part}.txt": names for part, names in (("train", ["m0", "m1"]), ("test", ["m2"]))}
+    write(tmp_path, part)
+    indexed = partial(index_targets, tmp_path, tmp_path / "cache", "file:t", conditions="speed,yaw", jobs=1)
+    sets = [load_targets(tmp_path, "file:t", conditions="speed,yaw"), indexed()]
+    with patch.object(index, "read_fields", side_effect=AssertionError):
+        sets.append(indexed())
+    lines = ["file,yaw,drag,split", "m0.vtp,5,1,train", "m1.vtp,6,2,train", "m2.vtp,7,3,test"]
+    write(tmp_path, {"targets.csv": "\n".join(lines)})
+    sets.append(load_targets(tmp_path, "drag", conditions="speed,yaw"))
+    for data, yaws in zip(sets, ([0, -1, -2], [0, -1, -2], [0, -1, -2], [5, 6, 7]), strict=True):
+        conditions = [item.conditions.tolist() for item in (*data.train, *data.test)]
+        assert conditions == [[30 + 20 * i, yaw] for i, yaw in enumerate(yaws)]
+    message = r"m0.vtp: the condition 'age' is no column of a table, and .* file, which has yaw, speed"
+    refused(DataError, message, load_targets, tmp_path, "file:t", conditions="age")
 
 
 def test_statistics_leave_missing_targets_out(tmp_path: Path) -> None:

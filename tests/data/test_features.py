@@ -18,7 +18,7 @@ from set_files import write, write_ply
 from shapes import ellipsoid
 from torch import Tensor
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, viz
 from diffnet.data import (
     BODIES,
     FEATURE_CHANNELS,
@@ -109,7 +109,7 @@ def test_parts_have_one_order() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"{', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME and file:NAME, joined by +, got ''"),
+        ("", f"{', '.join(FEATURE_CHANNELS)}, vector:NAME, scalar:NAME, file:NAME and mask:NAME, joined by +, got ''"),
         ("xyz+shot", "got 'shot' in 'xyz+shot'"),
         ("xyz+", "got '' in 'xyz+'"),
         ("file:", "got 'file:'"),
@@ -435,6 +435,13 @@ def test_vectors_turn_and_mirror_with_the_mesh_in_training() -> None:
         torch.testing.assert_close(found, make_sample(windy(0, place), options).features, rtol=1e-4, atol=1e-4)
     larger = augmented(sample, features, factors=torch.tensor([2.0]))
     torch.testing.assert_close(larger.features[:, 3:], sample.features[:, 3:])
+
+
+@pytest.mark.parametrize("ends", ["xyz", "012"])
+def test_three_properties_are_a_vector(ends: str, tmp_path: Path) -> None:
+    wind = np.arange(126.0).reshape(42, 3)
+    viz.write_ply(tmp_path / "a.ply", ellipsoid(0), scalars={f"wind_{ends[i]}": wind[:, i] for i in range(3)})
+    np.testing.assert_array_equal(own_arrays(load_mesh(tmp_path / "a.ply"), "vector:wind")["wind"], wind)
 
 
 def test_three_columns_without_a_word_are_refused_where_meshes_turn() -> None:

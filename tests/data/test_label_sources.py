@@ -172,6 +172,40 @@ def test_tables_of_labels(tmp_path: Path) -> None:
     assert "no labels (.txt, .npy, .seg, .csv, .json, .label.gii) for b.off" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("header", "source"),
+    [("file,labels", "auto"), ("file,age,raters", "raters"), ("file", "file:raters")],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_tables_of_meshes_with_label_files(tmp_path: Path, header: str, source: str, split: bool) -> None:
+    labels = {"a": [0, 1, 0], "b": [1, 1, -1]}
+    write(tmp_path, {f"scans/{name}.off": FAN for name in labels})
+    write(tmp_path, {f"raters/{name}.txt": values for name, values in labels.items()})
+    write(tmp_path, {"label_names.txt": "low\nhigh"})
+    lines = [header + ",split" * split]
+    for name in labels:
+        cells = {"file": f"scans/{name}.off", "age": "3", "labels": f"raters/{name}.txt"}
+        cells["raters"] = cells["labels"]
+        row = [cells[column] for column in header.split(",")] + ["test" if name == "a" else "train"] * split
+        lines.append(",".join(row))
+    table = tmp_path / "set.tsv"
+    table.write_text("\n".join(lines).replace(",", "\t"))
+    data = load_dataset(table, labels=source)
+    assert by_name(data) == {f"scans/{name}.off": values for name, values in labels.items()}
+    assert (data.label_names, data.labels_at) == (["low", "high"], "faces")
+    assert data.source == "by the table set.tsv" if split else data.source.startswith("at random")
+    test = load_dataset(table, labels=source, needs_train=False)
+    assert len(test.test) == (1 if split else 2)
+    assert not test.train
+
+
+def test_faults_of_tables_of_meshes(tmp_path: Path) -> None:
+    write(tmp_path, {"a.off": FAN, "b.off": FAN, "set.csv": "file,labels\na.off,a.txt\nb.off,b.txt\n"})
+    assert refusal(tmp_path / "set.csv").endswith(".txt: no such file")
+    assert "there is no column 'x'; the columns are file, labels" in refusal(tmp_path / "set.csv", labels="x")
+    assert "set.csv: no such folder" in refusal(tmp_path / "set.csv", layout="teeth")
+
+
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("name", ["label", "Class", "segment"])
 def test_properties_of_vertices(tmp_path: Path, name: str, text: bool) -> None:

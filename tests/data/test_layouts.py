@@ -11,10 +11,12 @@ import pytest
 from refusals import refused
 from set_files import FAN, MIXED, TETRAHEDRON, Shape, by_name, names, parts, same_items, write
 
-from diffnet.data import LAYOUTS, load_dataset
+from diffnet.data import LAYOUTS, load_dataset, load_targets
+from diffnet.data.arrays import own_arrays
 from diffnet.data.labeled import UNLABELED, DataError
 from diffnet.data.numbers import read_labels
-from diffnet.geometry import MeshError, mesh_edges
+from diffnet.geometry import MeshError, load_mesh, mesh_edges
+from diffnet.geometry.elements.elements import on_polygons
 
 RNA = Path(__file__).resolve().parents[3] / "shared" / "data" / "rna"
 
@@ -364,18 +366,24 @@ def test_compressed_files_are_found_like_others(tmp_path: Path, files: dict[str,
     same_items([*data.train, *data.test], [*expected.train, *expected.test])
 
 
-def test_folder_reads_vtk_files(tmp_path: Path) -> None:
-    pytest.importorskip("vtkmodules", reason="the package vtk is not installed: pip install 'diffnet[vtk]'")
-    rows = [" ".join(map(str, (len(f), *f))) for f in MIXED[1]]
-    points = [" ".join(map(str, v)) for v in MIXED[0]]
-    head = ["# vtk DataFile Version 3.0", "a", "ASCII", "DATASET POLYDATA", f"POINTS {len(points)} float"]
-    text = "\n".join([*head, *points, f"POLYGONS {len(rows)} {sum(len(f) + 1 for f in MIXED[1])}", *rows]) + "\n"
-    data = load_dataset(write(tmp_path, {"a.vtk": text, "b.VTK": text, "a.txt": [0, 1, 1], "b.txt": [1, 0, 0]}))
-    assert names(data.train + data.test) in (["a", "b"], ["b", "a"])
-    for item in data.train + data.test:
-        np.testing.assert_array_equal(item.mesh.verts, MIXED[0])
-        values = [0, 1, 1] if item.name == "a" else [1, 0, 0]
-        assert item.labels.tolist() == np.repeat(values, [2, 1, 2]).tolist()
+@pytest.mark.parametrize("suffix", [".vtp", ".vtu", ".vtk"])
+def test_arrays_of_vtk_files_by_name(tmp_path: Path, suffix: str) -> None:
+    """They are labels, targets and features, as properties of PLY files are. A polygon has one value."""
+    pyvista = pytest.importorskip("pyvista", reason="the package is not installed: pip install 'diffnet[pyvista]'")
+    for name, part in {"a": [0, 1, 1], "b": [1, 0, 0]}.items():
+        data = pyvista.PolyData(np.array(MIXED[0], float), np.concatenate([[len(face), *face] for face in MIXED[1]]))
+        data.cell_data["zone"], data["heat"] = np.array(part, np.int8), np.arange(7.0)
+        (data.cast_to_unstructured_grid() if suffix == ".vtu" else data).save(tmp_path / f"{name}{suffix}")
+    for source in ("auto", "file:zone"):  # the only array of whole numbers
+        labeled = load_dataset(tmp_path, labels=source)
+        assert labeled.labels_at == "faces"
+        for item in labeled.train + labeled.test:
+            np.testing.assert_array_equal(item.mesh.verts, MIXED[0])
+            assert item.labels.tolist() == np.repeat([0, 1, 1] if item.name == "a" else [1, 0, 0], [2, 1, 2]).tolist()
+    targets = load_targets(tmp_path, "file:zone")
+    rows = {item.name: on_polygons(item.mesh, item.labels)[:, 0].tolist() for item in targets.train + targets.test}
+    assert rows == {"a": [0, 1, 1], "b": [1, 0, 0]}
+    assert own_arrays(load_mesh(tmp_path / f"a{suffix}"), "file:heat")["heat"][:, 0].tolist() == [*range(7)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

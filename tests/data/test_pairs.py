@@ -275,6 +275,46 @@ def test_mirrored_template_points(four: Path) -> None:
     refused(DataError, r"mirror\.txt: 9 mirror images, but there are 42 template points", load_pairs, four)
 
 
+def test_mirror_images_of_each_mesh(four: Path) -> None:
+    write_vts(four)
+    for i in range(4):
+        np.savetxt(four / "corres" / f"m{i}.sym.vts", order(i)[::-1], fmt="%d")
+    data = load_pairs(four)
+    mirrored = data.mirrored_truth(*data.test)
+    np.testing.assert_array_equal(mirrored.vertices, order(2))
+    np.testing.assert_array_equal(mirrored.points, order(3)[::-1])
+    flipped = np.empty(VERTICES, np.int64)
+    flipped[order(2)] = order(3)[::-1]
+    assert pair_errors(data, [(data.test[0], data.test[1])], [flipped], jobs=1)[0].flipped
+
+
+def test_classes_in_folders(tmp_path: Path) -> None:
+    """As DT4D-H is published: meshes and template points of each class in a folder, and lists of CLASS/NAME."""
+    for name in ("crypto", "ninja"):
+        write_vts(write(tmp_path / name, split=False), base=1)
+        for place in ("off", "corres"):
+            (tmp_path / "set" / place).mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / place).rename(tmp_path / "set" / place / name)
+    (tmp_path / "set" / "train.txt").write_text("crypto/m0\ncrypto/m1\nninja/m2\n")
+    (tmp_path / "set" / "test.txt").write_text("crypto/m2\nninja/m0\nninja/m3\ncrypto/m3\n")
+    data = load_pairs(tmp_path / "set", "within")
+    assert names_of(data.test_pairs, data.test) == [("crypto/m2", "crypto/m3"), ("ninja/m0", "ninja/m3")]
+    np.testing.assert_array_equal(data.truth(data.test[1], data.test[2]).points, order(3))
+
+
+def test_registered_meshes(tmp_path: Path) -> None:
+    """Their vertices correspond by number. Other faces are refused."""
+    for i in range(4):
+        ball = trimesh.creation.icosphere(1)
+        ball.apply_scale([1, 1 + i, 1])
+        ball.export(tmp_path / f"m{i}.off")
+    data = load_pairs(tmp_path, registered=True)
+    np.testing.assert_array_equal(data.truth(*data.test).points, np.arange(VERTICES))
+    assert not load_pairs(tmp_path).is_supervised
+    renumbered(1).export(tmp_path / "m3.off")
+    refused(DataError, r"m\d\.off: registered meshes should have the faces of", load_pairs, tmp_path, registered=True)
+
+
 def test_listed_pairs(tmp_path: Path) -> None:
     write(tmp_path, 6)
     (tmp_path / "pairs.txt").write_text("m5 m3\nm3.off, m4.off\n")

@@ -300,7 +300,7 @@ def test_preprocessing_names_bad_options() -> None:
 def test_features_of_wrong_arguments() -> None:
     mesh = ellipsoid(0)
     operators = geometry.precompute(mesh, k=0)
-    refused(ValueError, r"file:NAME, joined by \+, got 'HKS'", input_features, mesh, operators, "HKS")
+    refused(ValueError, r"mask:NAME, joined by \+, got 'HKS'", input_features, mesh, operators, "HKS")
     for kind in ("hks", "log-hks", "wks"):
         refused(ValueError, "needs eigenpairs, but the operators have k = 0", input_features, mesh, operators, kind)
     for kind in ("xyz", "hks"):

@@ -13,6 +13,7 @@ import pytest
 import trimesh
 from command import complaint, output
 from refusals import refused
+from runs import table_of
 from set_files import names, parts, write_ply
 
 from diffnet.benchmarks.bodies import pack
@@ -20,19 +21,25 @@ from diffnet.data import (
     BODIES,
     BODY_MAPS,
     DataError,
+    LabeledMesh,
+    LabeledMeshes,
     Preprocessing,
     index_dataset,
     index_targets,
+    input_features,
     load_classes,
     load_dataset,
     load_pairs,
     load_shards,
     load_targets,
+    own_arrays,
     write_shards,
 )
+from diffnet.data.conversion import labels_on_surface
+from diffnet.data.feature_names import checked_mask
 from diffnet.data.folders.division import groups_of
 from diffnet.data.folders.rows import conditions_of
-from diffnet.geometry import MeshError, load_mesh
+from diffnet.geometry import MeshError, load_mesh, make_mesh, precompute
 from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
@@ -397,6 +404,7 @@ def write_cortices(root: Path) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("small_pictures")
 def test_cortices_of_freesurfer(tmp_path: Path) -> None:
     root, pattern = write_cortices(tmp_path / "set"), "sub-*/surf/lh.pial"
     data = load_dataset(root, labels="file:aparc", files=pattern)
@@ -418,6 +426,71 @@ def test_cortices_of_freesurfer(tmp_path: Path) -> None:
     targets = load_targets(root, "file:thickness", files=pattern)
     assert targets.labels_at == "vertices"
     np.testing.assert_allclose(targets.train[0].labels, 2 + CORTEX.vertices[:, 2:], atol=1e-6)
+
+
+INSIDE = np.arange(len(REGIONS)) % 5 > 0
+
+
+def write_mask(label: Path, form: str) -> None:
+    """The mask INSIDE, in the forms in which people have it."""
+    if form == "npy":
+        np.save(label.parent / "surf" / "lh.cortex.npy", np.where(INSIDE, 1.0, np.nan))
+    elif form == "annot":
+        colors, names = np.array([[25, 5, 25, 0, 0], [220, 20, 10, 0, 0]]), ["Medial_wall", "x"]
+        nibabel.freesurfer.write_annot(label / "lh.cortex.annot", INSIDE.astype(int), colors, names, fill_ctab=True)
+    else:
+        rows = "".join(f"{i} 0.0 0.0 0.0 0.0\n" for i in np.flatnonzero(INSIDE))
+        (label / "lh.cortex.label").write_text(f"#!ascii label\n{INSIDE.sum()}\n{rows}")
+
+
+@pytest.mark.parametrize("form", ["label", "annot", "npy"])
+def test_forms_of_masks(tmp_path: Path, form: str) -> None:
+    root = write_cortices(tmp_path)
+    one = root / "sub-0/surf/lh.pial"
+    write_mask(root / "sub-0/label", form)
+    arrays = own_arrays(load_mesh(one), "file:thickness+mask:cortex")
+    np.testing.assert_array_equal(arrays["cortex"][:, 0], INSIDE)
+    thickness = np.where(INSIDE, 2 + CORTEX.vertices[:, 2], 0)
+    np.testing.assert_allclose(arrays["thickness"][:, 0], thickness, atol=1e-6)
+    statistics: Any = {"thickness": {"mean": [2.0], "std": [2.0]}}
+    features = input_features(load_mesh(one), precompute(one, k=4), "file:thickness+mask:cortex", statistics=statistics)
+    np.testing.assert_allclose(features[:, 0], np.where(INSIDE, CORTEX.vertices[:, 2] / 2, 0), atol=1e-6)
+    np.testing.assert_array_equal(features[:, 1], INSIDE)
+
+
+@pytest.mark.usefixtures("small_pictures")
+def test_the_medial_wall(tmp_path: Path) -> None:
+    """Nothing is learned, scored and predicted outside of a mask, where features may be NaN."""
+    root = write_cortices(tmp_path / "set")
+    for i in range(4):
+        thickness = np.where(INSIDE, 2 + CORTEX.vertices[:, 2], np.nan)
+        nibabel.freesurfer.write_morph_data(root / f"sub-{i}/surf/lh.thickness", thickness)
+        write_mask(root / f"sub-{i}/label", "label")
+    of_set = ["--data", root, "--files", "sub-*/surf/lh.pial", "--labels", "file:aparc", "--cache", tmp_path / "c"]
+    run = ["train", "segmentation", *of_set, *SMALL[:8], *SMALL[10:], "--features", "file:thickness"]
+    assert "file:thickness should hold finite numbers" in complaint(*run, "--out", tmp_path / "no")
+    text = output(*run, "--out", tmp_path / "run", "--mask", "label/lh.cortex.label")
+    assert "features: file:thickness+mask:cortex" in text
+    labeled = str((INSIDE & (REGIONS >= 0)).sum())
+    assert [row["labeled"] for row in table_of(tmp_path / "run" / "per_mesh.csv")] == [labeled]
+    network = ["--checkpoint", tmp_path / "run", "--cache", tmp_path / "c"]
+    output("predict", root / "sub-0/surf/lh.pial", *network, "--out", tmp_path / "lh.new.annot")
+    np.testing.assert_array_equal(read_values(tmp_path / "lh.new.annot").values >= 0, INSIDE)
+    output("evaluate", *of_set[:6], *network, "--out", tmp_path / "e", "--jobs", 1)
+    assert {row["labeled"] for row in table_of(tmp_path / "e" / "per_mesh.csv")} == {labeled}
+
+
+def test_a_mask_at_faces_and_of_targets() -> None:
+    """A face counts if all of its vertices do."""
+    mesh, labels = make_mesh(CORTEX.vertices, CORTEX.faces), np.zeros(len(CORTEX.faces), np.int64)
+    data = LabeledMeshes([LabeledMesh("m", mesh, labels, {"in": INSIDE})], [], ["0"], "faces")
+    masked = labels_on_surface(data, "radius", "xyz+mask:in").train[0].labels
+    np.testing.assert_array_equal(masked >= 0, INSIDE[CORTEX.faces].all(1))
+    data = LabeledMeshes([LabeledMesh("m", mesh, np.ones((len(INSIDE), 1)), {"in": INSIDE})], [], ["t"], "vertices")
+    masked = labels_on_surface(data, "radius", "xyz+mask:in").train[0].labels
+    np.testing.assert_array_equal(np.isnan(masked[:, 0]), ~INSIDE)
+    refused(OptionError, "should have one mask", labels_on_surface, data, "radius", "mask:a+mask:b")
+    refused(OptionError, "mask should be file:NAME or a file such as label/lh.cortex.label, got 'x'", checked_mask, "x")
 
 
 def test_cortices_of_gifti(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from operator_checks import relative, tiny_operators
 from refusals import refused
 from shapes import TETRAHEDRON, arrays, soup
 
+from diffnet import geometry
 from diffnet.geometry import collate, hks, precompute, wks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,6 +56,9 @@ def test_missing_pairs_add_nothing_to_descriptors() -> None:
 def test_wks_does_not_depend_on_the_scale(sphere: trimesh.Trimesh) -> None:
     verts, faces = arrays(sphere)
     verts = verts * [1, 0.8, 0.6]
+    many = collate([precompute((scale * verts, faces), k=20) for scale in (1, 5)])
+    squares = wks(many, 128, unit=True).square()
+    torch.testing.assert_close(geometry.mesh_mean(squares, many), torch.ones(2, 128))
     small = wks(precompute((verts, faces), k=20))
     large = wks(precompute((100 * verts, faces), k=20))
     assert relative(large * 1e4, small) < 1e-3  # φ² scales as 1/area

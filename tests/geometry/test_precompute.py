@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -595,6 +597,34 @@ def test_options(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the original's operators have the cotangent Laplacian; leave out laplacian"):
         computed(operators="original", laplacian="robust")
     refused(OptionError, "operators should be one of diffnet, original, got 'Original'", computed, operators="Original")
+
+
+# ---- gradients ----
+
+VERTS, FACES = (torch.tensor(x) for x in TETRAHEDRON)
+MOVING = VERTS.float().requires_grad_()
+
+
+@pytest.mark.parametrize(
+    ("call", "warns"),
+    [
+        (lambda: precompute(MOVING, FACES, k=2), True),
+        (lambda: precompute((MOVING, FACES), k=2, laplacian="cotan"), True),
+        (lambda: precompute(SimpleNamespace(pos=MOVING, face=FACES.T), k=2), True),
+        (lambda: precompute(VERTS, FACES, k=2, normals=1 + MOVING), True),
+        (lambda: precompute_all([(VERTS, FACES), (2 * MOVING, FACES)], 2, jobs=1), True),
+        (lambda: Operators.from_parts(mass=torch.ones(4), laplacian=torch.zeros(4, 4), verts=MOVING, k=2), True),
+        (lambda: precompute(MOVING.detach(), FACES, k=2), False),
+        (lambda: torch.no_grad()(precompute)(MOVING, FACES, k=2), False),
+    ],
+)
+def test_vertices_that_require_a_gradient_point_to_assemble(call: Callable[[], Any], warns: bool) -> None:
+    """The warning names the line of the caller."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    files = [each.filename for each in found if "assemble of diffnet.geometry does" in str(each.message)]
+    assert files == [__file__] * warns
 
 
 # ---- normalization by area ----

@@ -188,6 +188,11 @@ def test_functions_of_operators(packed: Operators) -> None:
     assert torch.equal(diffnet.from_spectral(coefficients, o), ops.from_spectral(coefficients, o.evecs, o.ptr))
     spread = ops.from_spectral(ops.diffuse(coefficients, o.evals, time), o.evecs, o.ptr)
     assert torch.equal(diffnet.diffuse(x, o, time), spread)
+    same = ops.diffuse(coefficients[:, :, :1].expand(-1, -1, 3), o.evals, time)
+    torch.testing.assert_close(diffnet.diffuse(x[:, 0], o, time), ops.from_spectral(same, o.evecs, o.ptr).mT)
+    torch.testing.assert_close(diffnet.diffuse(x[:, 0], o, time[0]), spread[:, 0])
+    with pytest.raises(ValueError, match=r"time should have shape \(T,\)"):
+        diffnet.diffuse(x[:, 0], o, time[None])
     assert torch.equal(diffnet.gradient(x, o), o.gradient @ x)
     assert torch.equal(diffnet.mesh_mean(x, o), ops.segment_mean(x, o.mass, o.ptr))
 
@@ -379,6 +384,23 @@ def test_autocast_changes_nothing(pairs: tuple[Operators, Operators], features: 
         assert torch.equal(plain, under_autocast)
 
 
+@pytest.mark.parametrize("regularizer", ["resolvent", "squared_difference"])
+def test_maps_of_other_numbers_of_eigenpairs(
+    pairs: tuple[Operators, Operators], features: list[Tensor], regularizer: Any
+) -> None:
+    """On both sides, by the first ones of each."""
+    (a, b), (x, y) = pairs, features
+    few = a.truncated(5)
+    there = diffnet.functional_map(x, y, few, b, regularizer=regularizer)
+    back = diffnet.functional_map(y, x, b, few, regularizer=regularizer)
+    assert (there.shape, back.shape) == ((2, 12, 5), (2, 5, 12))
+    spectra = diffnet.to_spectral(x, a)[:, :5], diffnet.to_spectral(y, b)
+    torch.testing.assert_close(there, ops.functional_map(*spectra, a.evals[:, :5], b.evals, regularizer=regularizer))
+    assert ops.bijectivity_loss(there, back).isfinite()
+    assert torch.equal(diffnet.point_map(there, few, b), diffnet.point_map(there, a, b))
+    assert diffnet.soft_functional_map(x, y, few, b).shape == (2, 12, 5)
+
+
 def test_a_turned_and_renumbered_shape_is_matched() -> None:
     """From descriptors alone. ZoomOut finds every vertex, from a map of 10 eigenpairs."""
     mesh = trimesh.creation.icosphere(2)
@@ -391,6 +413,9 @@ def test_a_turned_and_renumbered_shape_is_matched() -> None:
     c = diffnet.functional_map(x, y, a, b, k=10)
     refined = diffnet.zoomout(c, a, b)
     assert np.array_equal(diffnet.point_map(refined, a, b), order)
+    soft = diffnet.soft_functional_map(*(torch.nn.functional.normalize(s, dim=1) for s in (x, y)), a, b)
+    hits = [(diffnet.point_map(soft, a, b, orthogonal=o).numpy() == order).mean() for o in (False, True)]
+    assert hits[0] < 0.2 < 0.9 < hits[1]  # maps of soft maps are weak
     truth = diffnet.functional_map_from_points(torch.from_numpy(order), a, b)
     torch.testing.assert_close(refined, truth)
     torch.testing.assert_close(truth[0].abs(), torch.eye(40), rtol=0, atol=1e-2)

@@ -43,6 +43,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"mlp_norm": "rms", "diffusion": "implicit", "initial_times": "spread"},
     {"condition_channels": 2, "global_tokens": 3},
     {"pair_attention": 1},
+    {"vectors": 1, "gradient_rotation": False, "outputs_at": "faces"},
 ]
 
 

@@ -366,19 +366,22 @@ def test_functional_maps_from_some_correspondences() -> None:
         ops.functional_map_from_correspondences(vertices[:4], vertices[:4] % 30, evecs_a, evecs_b)
 
 
+@pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("k", "step"), [(None, 1), (7, 2), (4, 1), (8, 100)])
-def test_zoomout(k: int | None, step: int) -> None:
+def test_zoomout(k: int | None, step: int, keep: bool) -> None:
     """From a map of 4 rough coefficients to the true map, and against a loop."""
     evecs_a, evecs_b, mass_b, order = renumbered(8)
     # Eigenfunctions of lower frequency tell more about the points.
     evecs_a, evecs_b = (x * torch.logspace(0, -0.5, 8) for x in (evecs_a, evecs_b))
     start = torch.eye(4).double() + 0.02 * random(4, 4)
-    c = ops.zoomout(start, evecs_a, evecs_b, mass_b, k=k, step=step)
+    c = ops.zoomout(start, evecs_a, evecs_b, mass_b, k=k, step=step, keep=keep)
     expected, size, last = start, 4, k or 8
     while True:
         matches = cdist_map(expected, evecs_a, evecs_b)
         size = min(size + step, last)
         expected = evecs_b[:, :size].mT @ (mass_b[:, None] * evecs_a[matches, :size])
+        if keep:
+            expected[:4, :4] = start
         if size == last:
             break
     torch.testing.assert_close(c, expected)

@@ -143,6 +143,15 @@ def test_fitted_surface(line: Any) -> None:
     assert abs(last[1] - last[2]) < abs(first[1] - first[2])
 
 
+def test_lower_drag(line: Any) -> None:
+    """The sphere has the drag π, up to its triangles."""
+    pattern = "drag N of the sphere, N of the new surface, predicted N"
+    before, after, predicted = numbers(pattern, line("lower_drag", steps=40, changes=12))
+    assert 0.9 * np.pi < before < np.pi
+    assert after < 0.6 * before
+    assert abs(predicted - after) < before / 4
+
+
 def test_own_laplacian(line: Any) -> None:
     printed = line("own_laplacian").removesuffix("(2048, 4)")
     (difference,) = numbers("eigenvalues differ by N of the largest; outputs at faces ", printed)
@@ -190,13 +199,10 @@ def test_viewing(line: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_large_data(line: Any) -> None:
-    pattern = "loss N of the last of N batches, with N vertices"
-    (first, batches, vertices), (last, *_) = (
-        numbers(pattern, line("large_data", epochs=epochs, k=8, max_vertices=1200, workers=0)) for epochs in (1, 4)
-    )
-    assert last < first
-    assert batches > 1
-    assert vertices <= 1200
+    pattern = "test accuracy N after N epochs of N batches"
+    accuracy, epochs, batches = numbers(pattern, line("large_data", epochs=4, k=8, max_vertices=1200, workers=0))
+    assert accuracy > 0.5
+    assert (epochs, batches > 10) == (4, True)
 
 
 def test_with_lightning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,8 +255,5 @@ def test_many_gpus(line: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
 def test_own_dataset_as_a_script(tmp_path: Path) -> None:
     """In a process of its own, because worker processes import the script."""
     printed = subprocess.check_output([sys.executable, ROOT / "examples" / "own_dataset.py"], cwd=tmp_path, text=True)
-    match = re.fullmatch(r"3 batches of meshes with these numbers of vertices: (\[.*\])\n", printed)
-    assert match, printed
-    batches = ast.literal_eval(match[1])
-    assert sum(map(len, batches)) == 5
-    assert all(sum(batch) <= 2000 for batch in batches)
+    accuracy, *_ = numbers("test accuracy N after N epochs of N batches", printed.rstrip())
+    assert accuracy > 0.8

@@ -52,7 +52,7 @@ def test_rooms_import_only_lower_ones(room: str) -> None:
 # The files and folders of a room, from top to bottom.
 TOWERS = {
     "diffnet.train": (
-        "cli commands export inference run set_parts preprocessing loop event_file run_checks epoch checkpoint "
+        "cli commands export inference folds run set_parts preprocessing loop event_file run_checks epoch checkpoint "
         "evaluate run_folder ranks batches steps tasks orientation device place report "
         "correspondence resident metrics ranking fine_tuning options console"
     ),

@@ -53,17 +53,17 @@ def chosen(**given: Any) -> TrainOptions:
     )
 
 
-def others(task: str, at: TargetsAt) -> LabeledMeshes:
-    """Meshes of two sizes with classes at whole meshes, or with two columns of targets, some of them missing."""
-    items = []
+def others(task: str, at: TargetsAt, vectors: int = 0) -> LabeledMeshes:
+    """Meshes of two sizes with classes at whole meshes, or with vectors and two more targets, some of them missing."""
+    items, names = [], [*(f"w_{i}" for i in range(3 * vectors)), "u", "v"]
     for i in range(7):
         mesh, labels = load_mesh(ball(i, 1 + i % 2)), np.array(i % 2)
         if task == "regression":
             count = 1 if at == "meshes" else len(element_areas(mesh, at))
-            labels = np.random.default_rng(i).normal(size=(count, 2)).astype(np.float32)
+            labels = np.random.default_rng(i).normal(size=(count, len(names))).astype(np.float32)
             labels[::3, i % 2] = np.nan
         items.append(LabeledMesh(str(i), mesh, labels))
-    return LabeledMeshes(items, items[:2], ["u", "v"], at)
+    return LabeledMeshes(items, items[:2], names, at)
 
 
 def model_of(data: LabeledMeshes, options: TrainOptions) -> DiffusionNet:
@@ -140,13 +140,15 @@ def test_recording_steps_does_not_wait_for_pytorch_s_compiler() -> None:
             for at in ("vertices", "faces", "edges", "meshes")
             for loss in ("mse", "huber")
         ),
+        ("regression", "vertices", {"targets": "vector:w+file:u+file:v", "target_weights": "1,1,1,2,0.5"}),
+        ("regression", "faces", {"targets": "vector:w+file:u+file:v"}),
     ],
     ids=str,
 )
 def test_captured_steps_of_each_task(task: Any, at: Any, given: dict[str, Any], device: torch.device) -> None:
     """Elements that are added to a batch on buffers have no targets and change nothing. The steps learn."""
     options = chosen(task=task, batch_meshes=3, learning_rate=0.01, precision="fp32", **given)
-    data = spheres(at, (1, 2, 1, 2, 1, 2)) if task == "segmentation" else others(task, at)
+    data = spheres(at, (1, 2, 1, 2, 1, 2)) if task == "segmentation" else others(task, at, options.vectors)
     samples = [make_sample(item, options.preprocessing).to(device) for item in data.train]
     batches = [collate_samples([samples[i] for i in batch]) for batch in ((0, 1, 2), (3, 4, 5), (1, 4, 0))]
     (plain, expected), (captured, tally) = (

@@ -258,11 +258,26 @@ def test_kinds_of_other_programs(tmp_path: Path) -> None:
     assert loaded.metadata["kind"] == "unsupervised correspondence"
     assert "computes features and no labels" in message(load_network, saved)
 
+    # Larger modules and dictionaries around them.
+    wrapped = {f"module.backbone.{name}": w for name, w in unsupervised.items()} | {"module.head.weight": state}
+    parts = {f"module.feature_extractor.{name}": w for name, w in state.items()}
+    for kind, content in {"unsupervised": wrapped, "original c": parts, "original": {"model": state}}.items():
+        torch.save({"epoch": 3, "state_dict": content}, path)
+        network = DiffusionNet.from_original_checkpoint(path)
+        assert network.metadata["kind"].startswith(kind)
+        assert all(map(torch.equal, network.state_dict().values(), found["original"].state_dict().values()))
+    torch.save({f"module.{name}": w for name, w in state.items()} | {"head": torch.zeros(3)}, path)
+    assert "start with module., but not head; leave it out" in message(DiffusionNet.from_original_checkpoint, path)
+    unsupervised["first_linear.weight"] = torch.zeros(8, 128)
+    assert network_input(DiffusionNet.from_original_state_dict(unsupervised)).options.features == "wks-128"
+
     torch.save({**correspondence, "other": torch.zeros(3)}, path)
     assert "start with feature_extractor., but not other" in message(DiffusionNet.from_original_checkpoint, path)
     torch.save({"networks": {"feature_extractor": {"first_linear.weight": torch.zeros(8, 3)}}}, path)
     assert "without last.weight" in message(DiffusionNet.from_original_checkpoint, path)
-    for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}):
+    circle: dict[str, Any] = {}
+    circle["model"] = circle
+    for foreign in ({"networks": 3}, {"networks": {"feature_extractor": []}}, {"networks": {"other": {}}}, circle):
         torch.save(foreign, path)
         assert "not a checkpoint of the original implementation" in message(DiffusionNet.from_original_checkpoint, path)
 

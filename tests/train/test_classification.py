@@ -64,6 +64,11 @@ def test_a_run_learns_and_reports(room: Path) -> None:
     assert results["options"]["label_smoothing"] == 0.2
     assert [row["name"] for row in results["classes"]] == ["ball", "rod"]
     assert [row["count"] for row in results["classes"]] == [2, 2]
+    rows = table_of(room / "run" / "per_mesh.csv")
+    assert [row["mesh"] for row in rows] == results["meshes"]["test"]
+    for row in rows:
+        assert row["label"] == row["predicted"] == row["mesh"].split("/")[0]
+        assert 0.5 < float(row["p_label"]) == float(row["p_predicted"]) <= 1
     page = (room / "run" / "predictions.html").read_text()
     assert page.count("<article>") == 4
     assert "Balanced accuracy" in page

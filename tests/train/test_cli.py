@@ -420,11 +420,10 @@ def test_bad_input_to_prediction(room: Path, tmp_path: Path) -> None:
     assert "a folder" in predict(mesh, room / "data" / "m1.obj")
     for name in ("a.obj", "a.seg"):
         line = predict(mesh, out=tmp_path / name)
-        assert (
-            "--out should be a .ply, .txt, .npy, .csv, .json, .annot or .label.gii file for outputs at vertices" in line
-        )
-    line = predict(mesh, "--format", "seg", out=new)
-    assert "--format should be ply, txt, npy, csv, json, annot or label.gii for outputs at vertices, got seg" in line
+        formats = ".ply, .txt, .npy, .csv, .json, .vtp, .annot or .label.gii"
+        assert f"--out should be a {formats} file for outputs at vertices" in line
+    line, names = predict(mesh, "--format", "seg", out=new), "ply, txt, npy, csv, json, vtp, annot or label.gii"
+    assert f"--format should be {names} for outputs at vertices, got seg" in line
     assert "the extension of" in predict(mesh, "--format", "ply")
     (tmp_path / "empty").mkdir()
     assert "no meshes" in predict(tmp_path / "empty", out=new)
@@ -550,7 +549,7 @@ def test_a_network_of_an_own_loop_predicts(room: Path, tmp_path: Path) -> None:
     network = DiffusionNet(3, 4, width=8, blocks=1, outputs_at="faces", last_activation=torch.tanh).eval()
     network.save(path, k=8)
     line = complaint(*arguments)
-    assert f"{path}: the metadata of the network lack features, normalize; write for example model.save(path" in line
+    assert f"{path}: the metadata of the network, which takes 3 channels, lack features, normalize; write" in line
     for normalize in (True, False):
         network.save(path, features="xyz", k=8, normalize=normalize, laplacian="cotan", label_names=NAMES)
         page = tmp_path / f"{normalize}.html"

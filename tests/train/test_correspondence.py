@@ -13,12 +13,14 @@ import torch
 import trimesh
 from command import complaint, output
 from graph_emulator import EmulatedGraph
+from PIL import Image
 from refusals import refused
+from rich.console import Console
 from runs import results_of, table_of
 from scipy.integrate import trapezoid
 from scipy.spatial import cKDTree
 
-from diffnet import DiffusionNet, Operators, precompute
+from diffnet import DiffusionNet, Operators, ops, precompute
 from diffnet.cuda_graphs.forward import Settings, use_graphs
 from diffnet.data import (
     DataError,
@@ -53,7 +55,7 @@ from diffnet.train.tasks.task import MetadataError
 
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
-CPU = torch.device("cpu")
+CPU, QUIET = torch.device("cpu"), Console(quiet=True)
 SMALL = ["--k", 20, "--map-k", 8, "--width", 16, "--blocks", 1, "--channels", 16, "--jobs", 1, "--device", "cpu"]
 
 
@@ -138,6 +140,10 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     truth[order_of(0)] = order_of(1)
     np.testing.assert_array_equal(point_map_of(target, second, first).numpy(), truth)
     np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+    # ZoomOut leaves a map of all eigenpairs as it is.
+    few = [side.truncated(8) for side in (second, first)]
+    rough = target + 0.2 * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(point_map_of(rough, *few, refine=True), point_map_of(rough, *few))
     weak = target * torch.logspace(0, -2, 8)  # high frequencies, which the nearest orthogonal map restores
     np.testing.assert_array_equal(point_map_of(weak, second, first).numpy(), truth)
     assert (point_map(weak, second, first).numpy() != truth).any()
@@ -219,6 +225,12 @@ def test_losses_are_those_of_the_papers() -> None:
         terms = (back @ there - eye, there @ back - eye, there.T @ there - eye, back.T @ back - eye)
         expected += sum(float(x.square().sum()) for x in (*terms, there - soft_there, back - soft_back)) / 2
     assert float(unsupervised_loss(maps)) == pytest.approx(expected)
+    weighted = small(method="unsupervised", loss_weights="orthogonality=0.5, coupling=2")
+    products = (maps[:, :2].mT @ maps[:, :2] - torch.eye(5)).square().sum() / 4
+    coupled = (maps[:, :2] - maps[:, [3, 2]]).square().sum()
+    assert float(TASK.loss(maps, truth, weighted)) == pytest.approx(float(products + coupled))
+    for text, words in {"bijective=1": "got 'bijective=1'", "coupling": "of bij.*got", "coupling=0": "above 0"}.items():
+        refused(OptionError, f"loss_weights should .*{words}", small, loss_weights=text)
     options = TrainOptions(task="correspondence")
     assert float(TASK.loss(maps[:, :1], truth, options)) == pytest.approx(
         float((maps[:, 0] - truth).square().sum() / 2)
@@ -285,6 +297,8 @@ def test_a_supervised_run(room: Path) -> None:
     assert results["mean_error_x100"] == pytest.approx(100 * results["mean_error"])
     assert results["mean_error"] < 0.01  # about 0.5 for a random map
     assert (results["floor"], results["flipped_pairs"], len(results["pairs"])) == (0, None, 3)
+    rows = table_of(run / "per_mesh.csv")
+    assert [{name: str(value) for name, value in pair.items()} for pair in results["pairs"]] == rows
     history = table_of(run / "metrics.csv")
     assert float(history[-1]["train_loss"]) < 0.5 * float(history[0]["train_loss"])
     assert float(history[-1]["test_r2"]) > float(history[0]["test_r2"])
@@ -350,6 +364,21 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
         TrainOptions(task="correspondence", k=20, map_k=21)
 
 
+def test_a_further_term_of_the_loss(room: Path, tmp_path: Path) -> None:
+    data, options = (
+        paired_meshes(load_pairs(room / "data"), 16),
+        small(method="unsupervised", epochs=1, normalize="area"),
+    )
+    options, losses = replace(options, learning_rate=1e-30), []
+    for number in (0, 3):
+        out, how = tmp_path / str(number), {"device": CPU, "cache_dir": room / "cache", "jobs": 1}
+        run.run_training(
+            data, options, out, term=lambda maps, _, n=number: n * maps[:, 0].mean() ** 0, **how, console=QUIET
+        )
+        losses.append(float(table_of(out / "metrics.csv")[0]["train_loss"]))
+    assert losses[1] - losses[0] == pytest.approx(3, abs=1e-3)
+
+
 def test_networks_that_got_positions_in_principal_axes_are_refused(room: Path, tmp_path: Path) -> None:
     """Earlier versions stored `align` in every run. Without vectors among the features, it did nothing."""
     file = tmp_path / "last.pt"
@@ -394,7 +423,8 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     body(4, 0.0).export(test / "a.ply")
     body(5, 0.0).export(test / "b.off")
     files = [test / "a.ply", test / "b.off", "--checkpoint", checkpoint, "--device", "cpu"]
-    output("match", *files, "--out", tmp_path / "map.txt", "--html", tmp_path / "view.html")
+    more = ["--html", tmp_path / "view.html", "--png", tmp_path / "view.png", "--functional-map", tmp_path / "c.npz"]
+    output("match", *files, "--out", tmp_path / "map.txt", *more)
     truth = np.empty(162, np.int64)
     truth[order_of(5)] = order_of(4)
     found = np.loadtxt(tmp_path / "map.txt", dtype=np.int64)
@@ -407,6 +437,15 @@ def test_match_writes_a_vertex_of_a_for_each_vertex_of_b(room: Path, tmp_path: P
     page = (tmp_path / "view.html").read_text()
     assert "b.off" not in page
     assert '"texture"' in page
+    drawn = Image.open(tmp_path / "view.png")
+    assert drawn.width > 1.5 * drawn.height  # both meshes side by side
+    c, *bases = (
+        torch.from_numpy(np.load(tmp_path / "c.npz")[name])
+        for name in ("functional_map", "evecs_a", "evecs_b", "evals_a", "evals_b", "mass_b")
+    )
+    u, _, vh = torch.linalg.svd(c)
+    np.testing.assert_array_equal(ops.point_map(u @ vh, *bases[:3]), found)
+    assert (len(bases[3]), len(bases[4])) == (8, 162)
     assert "<title>b to a</title>" in page  # as in b_a.txt
     # Saved as B_A.txt, it is a map of the data set.
     (tmp_path / "set" / "maps").mkdir()
@@ -449,10 +488,11 @@ def test_match_of_pairs_in_a_file(room: Path, tmp_path: Path, jobs: int | None) 
 def test_match_refuses_what_is_no_list_of_pairs(room: Path, tmp_path: Path) -> None:
     checkpoint = ["--checkpoint", room / "run" / "last.pt", "--out", tmp_path / "out"]
     assert complaint("match", *checkpoint) == "give two meshes, A and B, or a file with --pairs"
-    assert complaint("match", "a.off", "--pairs", "b", *checkpoint) == "--pairs is without A, B and --html"
+    assert complaint("match", "a.off", "--pairs", "b", *checkpoint) == "--pairs is without A, B, --html and --png"
+    assert complaint("match", "a.off", "b.off", "--format", "npy", *checkpoint) == "--format is for --pairs"
     (tmp_path / "pairs.txt").write_text("a.off b.off\nc.off\n")
     line = complaint("match", "--pairs", tmp_path / "pairs.txt", *checkpoint)
-    assert line == f"{tmp_path / 'pairs.txt'}, line 2: expected two paths, got 'c.off'"
+    assert line == f"{tmp_path / 'pairs.txt'}, line 2: expected the names of two meshes, got 'c.off'"
 
 
 def test_match_of_different_sizes_with_fine_tuning(room: Path) -> None:
@@ -684,6 +724,38 @@ def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
     DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
     line = complaint(*evaluate, tmp_path / "c", "--checkpoint", tmp_path / "p.safetensors", "--zoomout")
     assert "are for correspondence, and the network is one of segmentation" in line
+
+
+def test_maps_are_saved_and_scored_again(room: Path, tmp_path: Path) -> None:
+    """Those of `evaluate` and of `match`, with names of a set, in each format, from 0 and from 1."""
+    network = ["--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
+    common = ["--data", room / "data", "--cache", room / "cache", "--jobs", 1]
+    output("evaluate", *network, *common, "--out", tmp_path / "first", "--save-maps", tmp_path / "maps")
+    expected = results_of(tmp_path / "first")
+    assert {path.name for path in (tmp_path / "maps").iterdir()} == {"b4_b5.txt", "b4_b6.txt", "b5_b6.txt"}
+    (tmp_path / "list.txt").write_text("b4 b5\nb4.ply, b6\ntest/b5.ply b6\n")
+    (tmp_path / "ones").mkdir()
+    for form in ("csv", "npy"):
+        matched = ["--pairs", tmp_path / "list.txt", "--data", room / "data", "--format", form]
+        output("match", *network, *matched, "--out", tmp_path / form, "--functional-map", tmp_path / "c")
+    assert len(list((tmp_path / "c").glob("*.npz"))) == 3
+    for file in (tmp_path / "maps").iterdir():
+        np.savetxt(tmp_path / "ones" / file.name.replace("_", "-"), np.loadtxt(file, dtype=int) + 1, fmt="%d")
+    for name, base in {"maps": 0, "csv": 0, "npy": 0, "ones": 1}.items():
+        scored = ["evaluate", "--maps", tmp_path / name, "--maps-base", base, *common]
+        output(*scored, "--out", tmp_path / f"{name}-scores")
+        results = results_of(tmp_path / f"{name}-scores")
+        assert all(results[key] == expected[key] for key in ("mean_error", "auc", "unmatched", "pairs"))
+    file = tmp_path / "ones" / "b4-b5.txt"
+    file.write_text("-1\n" + file.read_text().partition("\n")[2])
+    assert "without 1 vertex that the maps leave out" in output(*scored, "--out", tmp_path / "less")
+    file.unlink()
+    again = [*scored, "--out", tmp_path / "none"]
+    assert complaint(*again) == f"{tmp_path / 'ones'}: no map (.txt, .csv, .npy, .map) for b4_b5"
+    assert complaint(*again, "--zoomout") == "--zoomout is for a network; leave it out with --maps"
+    assert complaint(*again, *network) == "give a network with --checkpoint, or maps with --maps"
+    saved = ["evaluate", *network, *common, "--out", tmp_path / "none", "--save-maps", tmp_path / "maps"]
+    assert "b4_b5.txt: this file would be overwritten; choose another folder" in complaint(*saved)
 
 
 @pytest.mark.gpu

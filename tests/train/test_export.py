@@ -72,6 +72,9 @@ def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path
     program = torch.export.load(tmp_path / "net.pt2", extra_files=texts)
     called = {node.target for node in program.graph.nodes if node.op == "call_function"}
     assert {f.namespace for f in called if isinstance(f, torch._ops.OpOverload)} == {"aten"}
+    assert "repeat_interleave" not in str(called)  # ONNX has none with a size
+    adds = [n for n in program.graph.nodes if n.op == "call_function" and "index_add" in str(n.target)]
+    assert all(node.args[2].meta["val"].dtype == torch.int64 for node in adds)
     assert {f.__module__ for f in called if not isinstance(f, torch._ops.OpOverload)} <= {"_operator", "math", "torch"}
     for i, operators in enumerate(meshes):
         given = with_k_ring(operators, 2) if i == 1 else operators
@@ -87,6 +90,8 @@ def test_networks_that_are_refused(meshes: list[Operators], tmp_path: Path) -> N
         export_network(network_of(diffusion="implicit"), tmp_path / "net.pt2")
     with pytest.raises(ValueError, match="a network with attention in pairs takes two meshes"):
         export_network(network_of(pair_attention=1), tmp_path / "net.pt2")
+    with pytest.raises(ValueError, match="export a network with --vector-head space"):
+        export_network(network_of(vectors=1), tmp_path / "net.pt2")
     network = network_of()
     (block,) = network.blocks
     block.gradient_features = nn.Sequential(block.gradient_features)  # reads the sparse gradient

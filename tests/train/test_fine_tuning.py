@@ -137,7 +137,7 @@ def test_options_of_the_user_win_or_name_what_does_not_fit(room: Path, tmp_path:
         (["--mlp-norm", "rms"], "--mlp-norm is rms, and none in the network of "),
         (["--attention-heads", 2], "--attention-heads is 2, and 0 in the network of "),
         (["--from", tmp_path / "small.safetensors"], "mlp_hidden is [8, 8], and [4] in the network of "),
-        (["--from", tmp_path / "bare.safetensors"], "bare.safetensors: the metadata of the network lack features, k"),
+        (["--from", tmp_path / "bare.safetensors"], "the network, which takes 3 channels, lack features, k"),
         (["--from", tmp_path / "none.pt"], "none.pt: no such checkpoint"),
         (["--from", room], "this is a folder, expected a checkpoint"),
     ):

@@ -28,11 +28,12 @@ from diffnet import DiffusionNet
 from diffnet.data import LabelsAt, load_classes, load_dataset
 from diffnet.data.numbers import read_columns
 from diffnet.data.prepared import PreparedSamples
-from diffnet.geometry import label_instances
+from diffnet.geometry import Attributes, label_instances, load_attributes, load_mesh
 from diffnet.geometry.files import csv_rows, csv_text
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import predict as predict_module
+from diffnet.viz import write_ply
 from diffnet.viz.palette import colorize
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -82,6 +83,70 @@ def test_predictions_are_read_as_labels(tmp_path: Path, at: LabelsAt, form: str)
     evaluate = ["evaluate", "--checkpoint", checkpoint, "--data", out, "--cache", tmp_path / "cache", "--jobs", 1]
     text = output(*evaluate, "--device", "cpu", "--out", tmp_path / "scores")
     assert "accuracy 100.00 %" in text
+
+
+POLYGONS = [(3, 1, 4, 2), (4, 0, 1, 4, 2), (3, 0, 1, 3)]
+
+
+def write_polygons(path: Path) -> Path:
+    """Three polygons, of which the second is cut into two triangles, with arrays at vertices and faces."""
+    pyvista = pytest.importorskip("pyvista")
+    verts = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], np.float32)
+    if path.suffix == ".vtp":
+        data = pyvista.PolyData(verts, faces=np.concatenate(POLYGONS))
+        data["wind"], data.field_data["speed"] = verts * 2, [30.0]
+        data.cell_data["label"] = np.array([7, 9, 7], np.int16)
+        data.save(path)
+        return path
+    more = Attributes(vertices={"wind": verts * 2}, faces={"label": np.array([7, 9, 7], np.int16)})
+    write_ply(path, load_mesh(write_polygons(path.with_suffix(".vtp"))), attributes=more)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("at", "source", "form"), [("vertices", "vtp", "ply"), ("faces", "vtp", "vtp"), ("faces", "ply", "ply")]
+)
+def test_predictions_beside_the_arrays_of_the_input(tmp_path: Path, at: LabelsAt, source: str, form: str) -> None:
+    """A polygon keeps one row, and an array whose name the prediction has gets another one."""
+    mesh = write_polygons(tmp_path / f"a.{source}")
+    checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=["a b", "b", "c"], label_numbers=NUMBERS)
+    out, shares = tmp_path / f"out.{form}", tmp_path / "p.npz"
+    output("predict", mesh, "--checkpoint", checkpoint, "--out", out, "--probabilities", shares)
+    ((_, classes),) = predict_labels([mesh], DiffusionNet.load(checkpoint), "cpu")
+    attributes = load_attributes(out)
+    tables = {"vertices": attributes.vertices, "faces": attributes.faces}
+    np.testing.assert_array_equal(tables[at]["label"], np.array(NUMBERS)[classes])
+    first = tables[at]["probability_a b" if form == "vtp" else "probability_a_b"]
+    np.testing.assert_allclose(first, np.load(shares)[str(mesh)][:, 0])
+    name = "label_input" if at == "faces" else "label"
+    assert (tables["faces"][name].tolist(), tables["faces"][name].dtype) == ([7, 9, 7], np.int16)
+    assert load_mesh(out).polygon_count == 3
+    wind = tables["vertices"]["wind" if (source, form) == ("vtp", "vtp") else "wind_0"]
+    assert wind.reshape(5, -1)[:, 0].tolist() == [0, 2, 0, 0, 2]
+    if form == "vtp":
+        fields = pytest.importorskip("pyvista").read(out).field_data
+        assert list(fields["label_names"]) == ["11 a b", "21 b", "47 c"]
+        assert source == "ply" or fields["speed"].tolist() == [30]
+
+
+def test_colors_out_of_range_are_kept(tmp_path: Path) -> None:
+    """They are properties, and no prediction needs them as colors."""
+    colors = dict.fromkeys(("red", "green", "blue"), np.full(42, 300.0))
+    write_ply(tmp_path / "a.ply", write_ball(tmp_path / "a.off"), attributes=Attributes(vertices=colors))
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    output("predict", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", tmp_path / "new.ply")
+    assert set(load_attributes(tmp_path / "new.ply").vertices["red_input"]) == {300}
+
+
+def test_json_keeps_what_it_says_of_the_mesh(tmp_path: Path) -> None:
+    checkpoint = write_network(tmp_path / "a.safetensors", label_names=list("abc"), label_numbers=NUMBERS)
+    mesh = write_ball(tmp_path / "scan_upper.off")
+    labels = {"id_patient": "scan", "jaw": "upper", "labels": [0] * 42, "instances": [1] * 42}
+    (tmp_path / "scan_upper.json").write_text(json.dumps(labels))
+    output("predict", mesh, "--checkpoint", checkpoint, "--out", tmp_path / "new.json")
+    written = json.loads((tmp_path / "new.json").read_text())
+    assert written.keys() == {"id_patient", "jaw", "labels"}
+    assert (written["jaw"], written["id_patient"]) == ("upper", "scan")
 
 
 @pytest.mark.parametrize(

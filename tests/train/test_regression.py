@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,8 @@ from command import complaint, output
 from runs import ball, results_of, table_of
 
 from diffnet import DiffusionNet, viz
-from diffnet.data import LabeledMesh, original_targets, standardized_targets, target_statistics
-from diffnet.geometry import load_attributes, make_mesh
+from diffnet.data import LabeledMesh, LabeledMeshes, original_targets, standardized_targets, target_statistics
+from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -25,6 +27,7 @@ from diffnet.train.tasks.task import Scored
 pytestmark = pytest.mark.usefixtures("small_pictures", "one_thread")
 
 CPU = torch.device("cpu")
+TURN = random_rotations(1, torch.Generator().manual_seed(0))[0].double().numpy()
 SMALL = ["--k", 12, "--width", 16, "--blocks", 1, "--jobs", 1, "--device", "cpu", "--lr", 0.02, "--no-rotate"]
 
 
@@ -149,6 +152,119 @@ def test_conditions(cases: Path, run: str, factor: float, tmp_path: Path) -> Non
     assert after == pytest.approx(before, rel=1e-3)
 
 
+def test_from_vtp_to_vtp(tmp_path: Path) -> None:
+    """Targets and features are arrays of the files, and a condition is in their field data."""
+    pyvista = pytest.importorskip("pyvista")
+    for i in range(4):
+        data = pyvista.PolyData(ball(i).vertices, faces=np.insert(ball(i).faces, 0, 3, axis=1))
+        data["u"], data["heat"], data.field_data["speed"] = 3 * data.points, data.points[:, 2], [20.0 + 10 * i]
+        data.cell_data["panel"] = np.arange(data.n_cells)
+        data.save(tmp_path / f"m{i}.vtp")
+    assert re.search("speed +field data +20", output("info", tmp_path / "m0.vtp"))
+    options = ["--targets", "file:u", "--features", "xyz+file:heat", "--conditions", "speed", "--epochs", 1]
+    output("train", "regression", "--data", tmp_path, *SMALL, *options, "--out", tmp_path / "run")
+    checkpoint = tmp_path / "run" / "last.pt"
+    predict = ["predict", *(tmp_path / f"m{i}.vtp" for i in (0, 3)), "--checkpoint", checkpoint, "--device", "cpu"]
+    output(*predict, "--out", tmp_path / "own")
+    output(*predict, "--condition", "speed=20", "--out", tmp_path / "same")
+    meshes = [pyvista.read(tmp_path / place / name) for place, name in (("own", "m0.vtp"), ("own", "m3.vtp"))]
+    conditions, sources = [{"speed": speed} for speed in (20, 50)], predict[1:3]
+    values = predict_values(sources, DiffusionNet.load(checkpoint), "cpu", conditions=conditions)
+    for mesh, (_, expected), source in zip(meshes, values, map(pyvista.read, sources), strict=True):
+        np.testing.assert_allclose(mesh["u"], expected)
+        np.testing.assert_array_equal(mesh["u_input"], source["u"])
+        np.testing.assert_array_equal(mesh["heat"], source["heat"])
+        assert mesh.cell_data["panel"].tolist() == [*range(80)]
+        assert mesh.field_data["speed"] == source.field_data["speed"]
+    first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
+    np.testing.assert_array_equal(first, meshes[0]["u"])
+    assert not np.array_equal(last, meshes[1]["u"])
+
+
+@pytest.fixture(scope="module")
+def flows(room: Path) -> Path:
+    """Runs on vectors at vertices, in both heads, and at faces. Some are in files beside the meshes, some inside."""
+    folder = room / "flows"
+    folder.mkdir()
+    for i in range(5):
+        mesh = ball(i)
+        mesh.apply_scale(1 + i)
+        viz.write_ply(
+            folder / f"m{i}.ply",
+            make_mesh(mesh.vertices, mesh.faces),
+            scalars=dict(zip(("w_x", "w_y", "w_z"), 3 * mesh.face_normals.T, strict=True)),
+            at="faces",
+        )
+        np.save(folder / f"m{i}.n.npy", 2 * mesh.vertex_normals)
+        np.save(folder / f"m{i}.d.npy", mesh.vertices / 2)
+        np.save(folder / f"m{i}.p.npy", mesh.vertices[:, 2] * np.where(np.arange(42) < 9, np.nan, 1))
+    (folder / "train.txt").write_text("m0\nm1\nm2\nm3")
+    (folder / "test.txt").write_text("m4")
+    shared = ["--data", folder, "--cache", room / "cache", *SMALL[:-1]]
+    both = ["--targets", "file:p+vector:n+displacement:d", "--mirror", "--scalar-targets"]
+    output("train", "regression", *shared, *both, "--scale-range", 1.2, "--epochs", 25, "--out", room / "surface")
+    output("train", "regression", *shared, "--targets", "vector:w", "--epochs", 1, "--out", room / "faces")
+    space = ["--vector-head", "space", "--features", "xyz+normals", "--epochs", 25, "--equal-weights"]
+    output("train", "regression", *shared, *both, *space, "--out", room / "space")
+    return folder
+
+
+@pytest.mark.parametrize("run", ["surface", "faces"])
+@pytest.mark.parametrize(("matrix", "step"), [(TURN, 1), (np.diag([1, -1, 1]), -1), (3 * TURN @ -np.eye(3), -1)])
+def test_vectors_turn_and_mirror_with_the_mesh(flows: Path, run: str, matrix: np.ndarray, step: int) -> None:
+    """Displacements have the size of the mesh, too."""
+    network, mesh = DiffusionNet.load(flows.parent / run / "last.pt"), ball(7, 2)
+    changed = make_mesh(mesh.vertices @ matrix, mesh.faces[:, ::step])
+    (_, before), (_, after) = predict_values([make_mesh(mesh.vertices, mesh.faces), changed], network, "cpu")
+    size = np.cbrt(abs(np.linalg.det(matrix)))
+    for first, factor in [(0, 1), (3, size)][: before.shape[1] // 3]:
+        expected = factor * before[:, first : first + 3] @ (matrix / size)
+        assert np.linalg.norm(after[:, first : first + 3] - expected) < 1e-4 * np.linalg.norm(expected)
+    np.testing.assert_allclose(after[:, 6:], before[:, 6:], atol=1e-3)
+
+
+@pytest.mark.parametrize("run", ["surface", "space"])
+def test_scores_of_vectors(flows: Path, run: str, tmp_path: Path) -> None:
+    folder, mesh = flows.parent / run, flows / "m4.ply"
+    results, network = results_of(folder), DiffusionNet.load(folder / "last.pt")
+    statistics = load_checkpoint(folder / "last.pt")["target_statistics"]
+    assert statistics["mean"][:6] == [0] * 6
+    np.testing.assert_allclose(statistics["std"][:3], 2 / 3**0.5)
+    assert max(statistics["std"][3:6]) < 0.5 / 3**0.5  # of the normalized mesh
+    ((_, values),) = predict_values([mesh], network, "cpu")
+    areas = np.ones(42) if run == "space" else element_areas(load_mesh(mesh), "vertices")
+    row = table_of(folder / "per_mesh.csv")[0]
+    for i, (name, truth) in enumerate((("n", np.load(flows / "m4.n.npy")), ("d", np.load(flows / "m4.d.npy")))):
+        found, entry = values[:, 3 * i : 3 * i + 3], results["vectors"][i]
+        error = (areas @ ((found - truth) ** 2).sum(1) / (areas @ (truth**2).sum(1))) ** 0.5
+        cosine = (found * truth).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(truth, axis=1)
+        angle = areas @ np.degrees(np.arccos(cosine)) / areas.sum()
+        assert entry == {"name": name, "count": 42, "relative_l2": pytest.approx(error), "angle": pytest.approx(angle)}
+        assert float(row[f"{name}_relative_l2"]) == pytest.approx(error, rel=1e-4)
+        assert error < 0.3
+    assert [column["name"] for column in results["columns"]] == ["n_0", "n_1", "n_2", "d_0", "d_1", "d_2", "p"]
+    scored = ["--data", flows, "--checkpoint", folder / "last.pt", "--device", "cpu", "--out", tmp_path / "scores"]
+    output("evaluate", *scored, "--cache", flows.parent / "cache")
+    assert results_of(tmp_path / "scores")["vectors"] == results["vectors"]
+    assert "angle in degrees" in (folder / "predictions.html").read_text()
+
+
+def test_a_run_that_starts_from_vectors_predicts_them(flows: Path, tmp_path: Path) -> None:
+    start = ["--data", flows, "--targets", "displacement:d+vector:n+file:p", "--scalar-targets", "--epochs", 1]
+    more = ["--lr", 1e-9, "--from", flows.parent / "surface" / "last.pt", "--out", tmp_path / "run", "--seed", 1]
+    output("train", "regression", *start, *more, "--cache", flows.parent / "cache", "--jobs", 1, "--device", "cpu")
+    networks = [DiffusionNet.load(run / "last.pt") for run in (flows.parent / "surface", tmp_path / "run")]
+    (before, after) = (predict_values([flows / "m4.ply"], network, "cpu")[0][1] for network in networks)
+    np.testing.assert_allclose(after, before[:, [3, 4, 5, 0, 1, 2, 6]], atol=1e-3)
+
+
+def test_vectors_that_are_refused(flows: Path, tmp_path: Path) -> None:
+    train = ["train", "regression", "--data", flows, "--out", tmp_path / "run", "--epochs", 1, "--targets"]
+    assert "vector:p has 1 columns, and a vector has 3" in complaint(*train, "vector:p")
+    assert "Leave out --vector-head space" in complaint(*train, "vector:n", "--vector-head", "space")
+    assert "write --targets vector:NAME" in complaint(*train, "file:n")
+
+
 def test_sizes_count_with_fixed_units(room: Path, tmp_path: Path) -> None:
     """The choice is stored and applied in predictions."""
     shared = ["--data", room / "data", "--cache", room / "cache", *SMALL, "--features", "xyz", "--epochs", 1]
@@ -204,7 +320,7 @@ def test_predict_refuses(room: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     predict = ["predict", room / "data" / "m7.ply", "--checkpoint", room / "run" / "last.pt", "--device", "cpu"]
     line = complaint(*predict, "--out", "a.obj")
-    assert "--out should be a .ply, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
+    assert "--out should be a .ply, .vtp, .npy, .csv or .shape.gii file for outputs at vertices, got a.obj" in line
     for option in (["--probabilities", "p.npz"], ["--smooth", "1"]):
         line = complaint(*predict, "--out", "a.ply", *option)
         assert f"{option[0]} is for networks that predict classes" in line
@@ -272,6 +388,21 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> Non
         assert row["mae"] == pytest.approx(float((p - y).abs().mean()))
         assert row["rmse"] == pytest.approx(float(((p - y) ** 2).mean() ** 0.5))
         assert row["r2"] == pytest.approx(1 - float(((p - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()))
+
+
+def test_weights_of_targets() -> None:
+    options = TrainOptions(task="regression", targets="vector:u+file:p+file:q", target_weights="p=2,u=0.5")
+    data = LabeledMeshes([], [], ["u_0", "u_1", "u_2", "p", "q"], "faces")
+    options = TASK.prepared(data, options)[1]
+    assert (options.target_weights, TASK.prepared(data, options)[1]) == ("0.5,0.5,0.5,2,1", options)
+    outputs, targets = torch.randn(2, 7, 5)
+    targets[0, 1] = torch.nan
+    expected = ((outputs - targets) ** 2 * torch.tensor([0.5, 0.5, 0.5, 2, 1])).nanmean()
+    torch.testing.assert_close(TASK.loss(outputs, targets, options), expected)
+    wrong = {"r=1": "names 'r', and the targets are u, u_0", "p=-1": "such as p=2", "1,2": "2 weights for 5 columns"}
+    for text, message in wrong.items():
+        with pytest.raises(OptionError, match=message):
+            TASK.prepared(data, replace(options, target_weights=text))
 
 
 def test_scores_that_are_not_defined_are_null() -> None:

@@ -35,7 +35,7 @@ from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import run_training
 from diffnet.train.run_folder import columns
-from diffnet.train.set_parts import held_out
+from diffnet.train.set_parts import held_out, part_names, set_summary
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.segmentation import TASK
@@ -141,6 +141,22 @@ def test_bad_options_are_named() -> None:
     assert TrainOptions(features="xyz").rotates
     assert not TrainOptions(features="hks").rotates
     assert not TrainOptions(features="xyz", rotate=False).rotates
+
+
+@pytest.mark.parametrize(
+    ("names", "features", "k", "hints"),
+    [
+        (["left arm", "right arm"], "hks", 8, ["left arm and right arm look alike to these features; --features xyz"]),
+        (["left arm", "right arm"], "xyz", 8, []),
+        (["head", "foot"], "hks", 43, ["--k is 43, but ball 0 has 42 vertices and no more eigenpairs"]),
+    ],
+)
+def test_hints(names: list[str], features: str, k: int, hints: list[str]) -> None:
+    data = replace(labeled_balls(), label_names=names)
+    lines = set_summary(TASK, data, part_names(data, []), options(features=features, k=k, rotate=None), jobs=1)
+    texts = [line.removeprefix("hint: ") for line in lines if line.startswith("hint: ")]
+    assert len(texts) == len(hints)
+    assert all(text.startswith(hint) for text, hint in zip(texts, hints, strict=True))
 
 
 def test_schedules() -> None:

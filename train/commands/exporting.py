@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import make_folder, write_atomically
+from diffnet.geometry.files import make_folder, npz_bytes, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, work_through
 from diffnet.train.commands.mesh_files import find_meshes, output_files, part_of
@@ -51,8 +50,6 @@ def write_inputs(
         if source is not None and source.name != "DEFAULT" and option.name not in names:
             raise OptionError(f"--npz preprocesses as the network of --checkpoint needs it; leave out {option.opts[0]}")
     with ExitAtCtrlC():
-        import numpy as np
-
         from diffnet.geometry import load_mesh
         from diffnet.train.export import exported_inputs
         from diffnet.train.fine_tuning import load_any_network
@@ -70,10 +67,8 @@ def write_inputs(
     def work(i: int) -> None:
         sample = input_sample(load_mesh(items[i].read[0]), expected, cache)
         arrays: dict[str, Any] = exported_inputs(network, sample.features, sample.operators)
-        content = io.BytesIO()
-        np.savez(content, **{name: x.numpy() for name, x in arrays.items()})
         make_folder(items[i].result.parent)
-        write_atomically(items[i].result, content.getvalue())
+        write_atomically(items[i].result, npz_bytes({name: x.numpy() for name, x in arrays.items()}))
 
     written: list[Path] = []
     with connected() as ranks:

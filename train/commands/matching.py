@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffnet.data.labeled import DataError
-from diffnet.data.numbers import check_vertex_numbers, read_lines
+from diffnet.data.folders.division import meshes_of_set
+from diffnet.data.pairs.files import WRITTEN, map_names, pair_lines, write_map
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import check_folder_path, make_folder, write_atomically
+from diffnet.geometry.files import check_folder_path, make_folder, npz_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
-    NO_CACHE,
-    RESUME_MANY,
     CheckpointOption,
-    RunOptions,
+    MapFormatOption,
     described_input,
+    options_of_many_files,
     parameters,
     with_parameters,
 )
@@ -40,12 +38,7 @@ COLUMNS = ("first", "second")  # of the report
 
 @with_parameters(
     *parameters(TrainOptions, ["zoomout"]),
-    *parameters(
-        RunOptions,
-        ("device", "cache", "resume", "jobs"),
-        panel=None,
-        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    ),
+    *options_of_many_files(),
 )
 def match(
     checkpoint: CheckpointOption,
@@ -53,7 +46,7 @@ def match(
         Path,
         typer.Option(
             help="File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A "
-            "folder for --pairs, which gets .txt files."
+            "folder for --pairs."
         ),
     ],
     a: Annotated[Path | None, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")] = None,
@@ -62,13 +55,27 @@ def match(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Instead of A and B: a text file with two meshes in each line, below its own folder. For each vertex "
-            "of the first, FIRST_SECOND.txt in --out has a vertex of the second.",
+            help="Instead of A and B: a text file with two meshes in each line, as paths below its own folder or as "
+            "names of a set. For each vertex of the first, FIRST_SECOND.txt in --out has a vertex of the second.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="With --pairs: the folder of the meshes. By default that of the file."),
+    ] = None,
+    form: MapFormatOption = None,
+    functional_map: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also write the functional map, and the eigenpairs and areas of both meshes (.npz). A folder for "
+            "--pairs.",
         ),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
     ] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write a picture of B and A with the texture of A.")] = None,
     fine_tune: Annotated[
         int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
     ] = 0,
@@ -79,28 +86,40 @@ def match(
     Of the pairs in a file, one that can't be matched does not stop the others. report.csv in the folder lists all pairs
     with reasons and times. With --cache, worker processes preprocess the next meshes meanwhile.
     """
+    options |= {"fine_tune": fine_tune, "functional_map": functional_map}
     if pairs is not None:
-        if a is not None or html is not None:
-            raise OptionError("--pairs is without A, B and --html")
-        _match_pairs(pairs, checkpoint, out, fine_tune, options)
+        if a is not None or html is not None or png is not None:
+            raise OptionError("--pairs is without A, B, --html and --png")
+        _match_pairs(pairs, data or pairs.parent, checkpoint, out, form, options)
         return
     if a is None or b is None:
         raise OptionError("give two meshes, A and B, or a file with --pairs")
-    if options["resume"]:
-        raise OptionError("--resume is for --pairs")
+    for name, is_given in {"--resume": options["resume"], "--data": data, "--format": form}.items():
+        if is_given:
+            raise OptionError(f"{name} is for --pairs")
+    _match_two(a, b, checkpoint, out, {"html": html, "png": png}, options)
+
+
+def _match_two(
+    a: Path, b: Path, checkpoint: Path, out: Path, views: Mapping[str, Path | None], options: Mapping[str, Any]
+) -> None:
     with ExitAtCtrlC():
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.report.transfer import pair_page
+        from diffnet.train.report.transfer import pair_colors, pair_heading
+        from diffnet.train.tasks.task import write_views
 
     if out.is_dir():
         raise OptionError(f"--out should be a file, and {out} is a folder")
-    check_suffix("--html", html, ".html")
-    written = [path for path in (out, html) if path is not None]
-    check_outputs(written, [a, b, checkpoint])
-    check_suffix("--out", out, ".txt", ".csv", ".npy")
-    for path in written:
+    functional_map, fine_tune = options["functional_map"], options["fine_tune"]
+    for name, view in views.items():
+        check_suffix(f"--{name}", view, f".{name}")
+    check_suffix("--functional-map", functional_map, ".npz")
+    outputs = [path for path in (out, functional_map, *views.values()) if path is not None]
+    check_outputs(outputs, [a, b, checkpoint])
+    check_suffix("--out", out, *WRITTEN)
+    for path in outputs:
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
     described_input(checkpoint, network)
@@ -116,64 +135,79 @@ def match(
             cache_dir=options["cache"],
             after_step=lambda: bar.advance(shown),
         )
-    _write_map(out, matched)
-    matches = matched.matches
-    if html is not None:
-        make_folder(html.parent)
-        pair_page(matched.b, matched.a, matches, (mesh_stem(b), mesh_stem(a))).save(html)
+    _write(matched, out, functional_map)
+    for path in outputs:
+        make_folder(path.parent)
+    matches, names = matched.matches, (mesh_stem(b), mesh_stem(a))
+    meshes = [matched.b, matched.a]
+    colors = pair_colors(matched.b, matched.a, matches)
+    heading = pair_heading(*names)
+    write_views(meshes, fields=colors, kind="colors", heading=heading, titles=names, **views)
     partners = len(set(matches.tolist()) - {-1})
     text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
     console.print(text, soft_wrap=True)
-    for path in written:
+    for path in outputs:
         console.print(f"wrote {path}", soft_wrap=True)
 
 
-def _write_map(file: Path, matched: Matched) -> None:
-    """Write a vertex in each line. A table (.csv) also has the name of its column."""
-    from diffnet.train.tasks.task import npy_bytes
+def _write(matched: Matched, file: Path, functional_map: Path | None) -> None:
+    """Write the functional map with its bases, if it has a path, and then the map of points."""
+    c = matched.functional_map
+    if functional_map is not None:
+        if c is None:
+            raise OptionError("--functional-map: a network for partial shapes computes no functional map")
+        arrays = {"functional_map": c.numpy()}
+        for side, o, k in zip("ab", matched.operators, reversed(c.shape), strict=True):
+            arrays[f"evals_{side}"], arrays[f"evecs_{side}"] = o.evals[0, :k].numpy(), o.evecs[:, :k].numpy()
+            arrays[f"mass_{side}"] = o.mass.numpy()
+        make_folder(functional_map.parent)
+        write_atomically(functional_map, npz_bytes(arrays))
+    write_map(file, matched.matches, [matched.a, matched.b])
 
-    for mesh in (matched.a, matched.b):
-        check_vertex_numbers(mesh, file, "Save it as")
-    make_folder(file.parent)
-    suffix = file.suffix.lower()
-    lines = ["vertex"] * (suffix == ".csv") + [str(vertex) for vertex in matched.matches.tolist()]
-    write_atomically(file, npy_bytes(matched.matches) if suffix == ".npy" else "\n".join(lines) + "\n")
 
-
-def _match_pairs(pairs: Path, checkpoint: Path, out: Path, fine_tune: int, options: Mapping[str, Any]) -> None:
+def _match_pairs(
+    pairs: Path, folder: Path, checkpoint: Path, out: Path, form: str | None, options: Mapping[str, Any]
+) -> None:
     """Match the pairs in a file, each as in a set of pairs: the first mesh is B of `diffnet match`, the second is A."""
     with ExitAtCtrlC():
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
         from diffnet.train.ranks import connected
 
-    if out.suffix and not out.is_dir():
-        raise OptionError(f"--out should be a folder for --pairs, got {out}")
-    check_folder_path(out)
+    functional_maps = options["functional_map"]
+    for name, place in {"--out": out, "--functional-map": functional_maps}.items():
+        if place is not None:
+            if place.suffix and not place.is_dir():
+                raise OptionError(f"{name} should be a folder for --pairs, got {place}")
+            check_folder_path(place)
     with connected() as ranks:
-        meshes, zoomout, cache = read_pairs(pairs), options["zoomout"], options["cache"]
+        meshes, cache_dir = read_pairs(pairs, folder), options["cache"]
         report = report_file(out, COLUMNS)
-        items = [Item(pair, file) for pair, file in zip(meshes, pair_files(meshes, out), strict=True)]
+        names = map_names(meshes)
+        items = [Item(pair, out / f"{name}.{form or 'txt'}") for pair, name in zip(meshes, names, strict=True)]
+        beside = [None if functional_maps is None else functional_maps / f"{name}.npz" for name in names]
         sources = dict.fromkeys(mesh for pair in meshes for mesh in pair)
-        check_outputs([*(item.result for item in items), report], [*sources, checkpoint, pairs])
+        outputs = [*(item.result for item in items), *(path for path in beside if path), report]
+        check_outputs(outputs, [*sources, checkpoint, pairs])
         network = load_matching_network(checkpoint)
         expected, device = described_input(checkpoint, network), pick_device(options["device"])
+        how = {name: options[name] for name in ("zoomout", "fine_tune")}
 
         def work(i: int) -> None:
             b, a = meshes[i]
-            matched = match_meshes(a, b, network, device, zoomout=zoomout, fine_tune=fine_tune, cache_dir=cache)
-            _write_map(items[i].result, matched)
+            _write(match_meshes(a, b, network, device, cache_dir=cache_dir, **how), items[i].result, beside[i])
 
         ahead = None
-        if cache is not None and expected.normalize and ranks.is_alone:
-            ahead = expected.options.preprocessing, cache, options["jobs"]
+        if cache_dir is not None and expected.normalize and ranks.is_alone:
+            ahead = expected.options.preprocessing, cache_dir, options["jobs"]
+        more = {} if functional_maps is None else {"functional_maps": str(functional_maps)}
         failed = work_through(
             items,
             work,
             ranks,
             "matching",
             report=report,
-            settings=settings_of(checkpoint, zoomout=zoomout, fine_tune=fine_tune),
+            settings=settings_of(checkpoint, **how, **more),
             columns=COLUMNS,
             resume=options["resume"],
             ahead=ahead,
@@ -181,28 +215,17 @@ def _match_pairs(pairs: Path, checkpoint: Path, out: Path, fine_tune: int, optio
     end([], report, failed, ranks)
 
 
-def read_pairs(path: Path) -> list[tuple[Path, Path]]:
-    """The pairs of paths in the lines of a file, each once. Raises DataError for other lines and an empty file."""
-    pairs: dict[tuple[Path, Path], None] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        names = line.replace(",", " ").split()
-        if len(names) != 2:
-            raise DataError(f"{path}, line {number}: expected two paths, got {line[:60]!r}")
-        pairs[path.parent / names[0], path.parent / names[1]] = None
-    return list(pairs)
+def read_pairs(path: Path, folder: Path) -> list[tuple[Path, Path]]:
+    """The meshes in the lines of a file, each pair once. Raises DataError, see `pair_lines`.
 
-
-def pair_files(pairs: Sequence[tuple[Path, Path]], out: Path) -> list[Path]:
-    """The file of each pair: FIRST_SECOND.txt, or, if several pairs would have this name, PATH/PATH.txt.
-
-    PATH is the whole path below the folder that all meshes have in common.
+    folder: where their paths start, or a set with meshes of these names
     """
-    short = [f"{mesh_stem(first)}_{mesh_stem(second)}.txt" for first, second in pairs]
-    count = Counter(short)
-    absolute = [tuple(Path(os.path.abspath(mesh)) for mesh in pair) for pair in pairs]
-    common = os.path.commonpath([mesh.parent for pair in absolute for mesh in pair])
-    files = []
-    for name, (first, second) in zip(short, absolute, strict=True):
-        long = first.relative_to(common) / second.relative_to(common)
-        files.append(out / (name if count[name] == 1 else long.with_name(f"{long.name}.txt")))
-    return files
+    meshes_in = cache(lambda place: {mesh_stem(mesh): mesh for mesh in meshes_of_set(place)})
+
+    def mesh_of(name: str) -> Path:
+        mesh = folder / name
+        if mesh.is_file():
+            return mesh
+        return meshes_in(mesh.parent).get(mesh.name, meshes_in(mesh.parent).get(mesh_stem(mesh), mesh))
+
+    return list(dict.fromkeys((mesh_of(first), mesh_of(second)) for _, (first, second) in pair_lines(path)))

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from diffnet.data.folders.files import labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.train.commands.many_files import REPORT_COLUMNS
 
@@ -94,7 +95,7 @@ def output_files(
 
     meshes: the result of `find_meshes` for the paths
     out, form: the options --out and --format
-    formats: the possible extensions, the default first; none for a table
+    formats: the possible extensions, the default first; none for a table. VTK files become .vtp files by default.
 
     In a folder, a file keeps its path below the folder that all paths have in common. Meshes whose results would have
     the same name, such as a.ply and a.obj, keep their extensions: a.ply.txt and a.obj.txt.
@@ -115,8 +116,8 @@ def output_files(
     if out.suffix and not out.is_dir():
         expected = "a folder for several meshes" if several else f"a {_listed(formats)} file for outputs at {at}"
         raise OptionError(f"--out should be {expected}, got {out}")
-    suffix = formats[0] if form is None else f".{form.lower().lstrip('.')}"
-    if suffix not in formats:
+    suffix = None if form is None else f".{form.lower().lstrip('.')}"
+    if suffix not in (None, *formats):
         expected = _listed([extension[1:] for extension in formats])
         raise OptionError(f"--format should be {expected} for outputs at {at}, got {form}")
     folders = [_absolute(path if path.is_dir() else path.parent) for path in paths]
@@ -125,7 +126,9 @@ def output_files(
     short = [name.with_name(mesh_stem(name)) for name in names]
     count = Counter(short)
     results = [name if count[stem] > 1 else stem for name, stem in zip(names, short, strict=True)]
-    files = [out / name.with_name(name.name + suffix) for name in results]
+    of_vtk = ".vtp" if ".vtp" in formats else formats[0]
+    suffixes = [suffix or (of_vtk if mesh_suffix(mesh) in VTK_FORMATS else formats[0]) for mesh in meshes]
+    files = [out / name.with_name(name.name + end) for name, end in zip(results, suffixes, strict=True)]
     places = {place for mesh in meshes for place in (mesh.parent.resolve(), mesh.resolve().parent)}
     for file in files:
         if file.exists() and file.resolve().parent in places:

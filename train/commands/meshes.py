@@ -210,7 +210,7 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     """Show the size of a mesh, and list the arrays in its file, labels beside it, and its faults."""
     with ExitAtCtrlC():
         from diffnet.data.folders.labels import labels_beside
-        from diffnet.geometry import diagnose, file_edges, load_mesh
+        from diffnet.geometry import diagnose, file_edges, load_attributes, load_mesh
         from diffnet.geometry.mesh.attributes import mesh_arrays
 
     loaded = load_mesh(mesh)
@@ -235,6 +235,9 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     arrays = Table(show_header=False, box=None)
     for array in (*mesh_arrays(mesh), *labels_beside(loaded)):
         arrays.add_row("", array.name, f"{array.kind} at the {array.at}", array.summary)
+    for name, values in load_attributes(mesh).fields.items():
+        shown = ", ".join(f"{number:.6g}" for number in values.reshape(-1)[:8].tolist())
+        arrays.add_row("", name, "field data", shown + (", …" if values.size > 8 else ""))
     if arrays.rows:
         console.print("arrays:")
         console.print(arrays)

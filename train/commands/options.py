@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -49,13 +49,18 @@ class RunOptions:
     checkpoint_every: int | None = option(
         None, RUN, "Also write last.pt after every N steps of an epoch, to resume there.", least=1, metavar="N"
     )
+    folds: int | None = option(
+        None,
+        RUN,
+        "Train N times, and report the mean and the spread of the scores. Each run tests on another Nth of the meshes, "
+        "which are divided at random; with --group-by, in groups.",
+        least=2,
+        metavar="N",
+    )
     resume: bool = option(False, RUN, "Resume the run in --out with its options; --data is repeated.")
 
 
-# Changes for commands on many files.
-NO_CACHE = {"default": None, "help": "Folder that keeps preprocessed meshes. By default, none is kept."}
 PATTERN = {"help": "The meshes of folders, by their paths there, such as 'sub-*/surf/lh.pial'. By default, all."}
-RESUME_MANY = {"help": "Keep the results of an earlier call, also of a stopped one, with the same network and options."}
 
 _KINDS = {
     "original": "a checkpoint of the original implementation",
@@ -77,6 +82,10 @@ CheckpointOption = Annotated[Path, checkpoint_option()]
 LabelsAtOption = Annotated[
     TargetsAt | None,
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
+]
+
+MapFormatOption = Annotated[
+    Literal["txt", "csv", "npy"] | None, typer.Option("--format", help="Form of the maps in a folder. Default: txt.")
 ]
 
 
@@ -129,6 +138,14 @@ def parameters(
         if "help" in entries:
             result.append(_parameter(name, kind, **entries))
     return result
+
+
+def options_of_many_files() -> list[inspect.Parameter]:
+    """The parameters of commands that make a result for each of many files."""
+    cache = {"default": None, "help": "Folder that keeps preprocessed meshes. By default, none is kept."}
+    resume = {"help": "Keep the results of an earlier call, also of a stopped one, with the same network and options."}
+    changes: dict[str, dict[str, Any]] = {"cache": cache, "resume": resume}
+    return parameters(RunOptions, ("device", "cache", "resume", "jobs"), panel=None, changes=changes)
 
 
 def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) -> inspect.Parameter:

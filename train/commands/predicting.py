@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffnet.data.folders.files import listing
+from diffnet.data.options import Base
 from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
@@ -18,14 +19,14 @@ from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
-    NO_CACHE,
     PATTERN,
-    RESUME_MANY,
     CheckpointOption,
     LabelsAtOption,
+    MapFormatOption,
     RunOptions,
     checkpoint_option,
     described_input,
+    options_of_many_files,
     parameters,
     with_parameters,
 )
@@ -40,12 +41,7 @@ if TYPE_CHECKING:
 
 @with_parameters(
     *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
-    *parameters(
-        RunOptions,
-        ("device", "cache", "resume", "jobs"),
-        panel=None,
-        changes={"cache": NO_CACHE, "resume": RESUME_MANY},
-    ),
+    *options_of_many_files(),
 )
 def predict(
     meshes: Annotated[
@@ -55,10 +51,10 @@ def predict(
     out: Annotated[
         Path,
         typer.Option(
-            help="File to write: a colored mesh (.ply), or labels as .txt, .npy, .csv, .json (at vertices), .seg (at "
-            "faces) or .eseg (at edges). Numbers of a regression are .ply, .npy or .csv. For several meshes or a "
-            "folder, --out is a folder, and files keep their paths below the folder that all meshes have in common. "
-            "Outputs for whole meshes are one table (.csv)."
+            help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
+            ".csv, .json (at vertices), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
+            ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
+            "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
         ),
     ],
     form: Annotated[
@@ -66,7 +62,8 @@ def predict(
         typer.Option(
             "--format",
             metavar="EXTENSION",
-            help="Form of the files in a folder, such as txt. Default: ply, or csv for numbers at edges.",
+            help="Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers "
+            "at edges.",
         ),
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
@@ -74,7 +71,8 @@ def predict(
     probabilities: Annotated[
         Path | None,
         typer.Option(
-            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv)."
+            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv). "
+            "Meshes of --out then have them, too."
         ),
     ] = None,
     threshold: Annotated[
@@ -93,7 +91,8 @@ def predict(
     instances: Annotated[
         bool,
         typer.Option(
-            "--instances", help="Also number the connected parts of each label, in .ply, .npy, .csv or .json files."
+            "--instances",
+            help="Also number the connected parts of each label, in .ply, .vtp, .npy, .csv or .json files.",
         ),
     ] = False,
     least_area: Annotated[
@@ -121,7 +120,8 @@ def predict(
         typer.Option(
             metavar="NAME=NUMBER",
             help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
-            "column file and a column for each condition (.csv or .tsv). May be repeated.",
+            "column file and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data "
+            "of VTK files.",
         ),
     ] = None,
     **options: Any,
@@ -137,7 +137,7 @@ def predict(
     """
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
-        from diffnet.data.folders.rows import conditions_of
+        from diffnet.data.folders.rows import conditions_of, with_fields
         from diffnet.data.folders.sources import array_files
         from diffnet.data.numbers import check_vertex_numbers
         from diffnet.geometry import load_mesh
@@ -210,9 +210,9 @@ def predict(
         written: list[Path] = []
 
         def work(i: int) -> Any:
-            predicted = predicted_of(sources[i], conditions[i])
+            predicted = predicted_of(sources[i], with_fields(sources[i], conditions[i], settings.condition_names))
             for file in (files[i], probabilities) if expected.labels_at == "vertices" else ():
-                if file is not None and file.suffix.lower() != ".ply":  # which holds the vertices
+                if file is not None and file.suffix.lower() not in (".ply", ".vtp"):  # which hold the vertices
                     check_vertex_numbers(predicted.mesh, file, "Write a .ply file, or save the mesh as")
             row = task.table([predicted], expected)[1] if one_table else None
             if not one_table:
@@ -286,7 +286,7 @@ def _check_instances(instances: bool, file: Path, least_area: float, background:
     """Raises OptionError for files without instances, and for options of instances without them."""
     if instances and file.suffix.lower() in (".txt", ".seg", ".eseg"):
         raise OptionError(
-            "--instances needs files with two numbers for each element: .ply, .npy, .csv or, at vertices, .json; "
+            "--instances needs files with two numbers for each element: .ply, .vtp, .npy, .csv or, at vertices, .json; "
             f"got {file.suffix}"
         )
     for name, is_given in {"--least-area": least_area != LEAST_AREA, "--background": background is not None}.items():
@@ -356,7 +356,8 @@ def check_suffix(option: str, path: Path | None, *suffixes: str) -> None:
         raise OptionError(f"{option} should be a {' or '.join(suffixes)} file, got {path}")
 
 
-_SET_OPTIONS = "layout", "files", "pairs", "base"
+_SET_OPTIONS = "layout", "files", "pairs", "base", "registered"
+_NOT_FOR_MAPS = "files", "labels", "targets", "zoomout"
 
 
 @with_parameters(
@@ -365,15 +366,30 @@ _SET_OPTIONS = "layout", "files", "pairs", "base"
     *parameters(RunOptions, ("device", "cache", "jobs"), panel=None),
 )
 def evaluate(
-    checkpoint: CheckpointOption,
     data: Annotated[
         str,
         typer.Option(
-            help="Folder of labeled meshes, of shards or of meshes in pairs, a table (.csv) for a network with outputs "
-            "for whole meshes, or the name of the built-in set of the network's task: bodies or shapes."
+            help="Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the "
+            "name of the built-in set of the network's task: bodies or shapes."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
+    checkpoint: Annotated[Path | None, checkpoint_option()] = None,
+    maps: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Instead of a network: score maps of any program, FIRST_SECOND.txt, .csv, .npy or .map with a vertex "
+            "of the second mesh of a pair for each vertex of the first, or a negative number for none.",
+        ),
+    ] = None,
+    maps_base: Annotated[
+        Base, typer.Option(help="Number of the first vertex in the files of --maps, 0 or 1; auto finds it.")
+    ] = "auto",
+    save_maps: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Also write the map of each pair, as `diffnet match` does.")
+    ] = None,
+    form: MapFormatOption = None,
     **options: Any,
 ) -> None:
     """Score a trained network on labeled meshes or on pairs of meshes, without training.
@@ -381,8 +397,18 @@ def evaluate(
     The meshes in test/ or of test.txt are scored, and no others are read. Without a split, all are scored. Of the
     generated set shapes, it is the test part with the seed of the training. Labels, and columns of targets, match by
     name. Labels at other elements than the network's are converted. --targets is for regression, and --labels for
-    classes; the default is that of the training. --pairs, --base and --zoomout are for correspondence.
+    classes; the default is that of the training. --pairs, --base, --registered, --zoomout and
+    --save-maps are for correspondence.
     """
+    if (checkpoint is None) == (maps is None):
+        raise OptionError("give a network with --checkpoint, or maps with --maps")
+    if maps is not None:
+        others = {"save_maps": save_maps, "format": form, **{name: options[name] for name in _NOT_FOR_MAPS}}
+        if unused := [name for name, value in others.items() if value]:
+            raise OptionError(f"--{unused[0].replace('_', '-')} is for a network; leave it out with --maps")
+        _score_maps(data, maps, out, maps_base, options)
+        return
+    assert checkpoint is not None
     with ExitAtCtrlC():
         from diffnet import DiffusionNet
         from diffnet.train.device import pick_device
@@ -403,9 +429,11 @@ def evaluate(
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         own_names = TASK_OPTIONS[task.name].own_names
-        if (options["pairs"] is not None or options["base"] != "auto" or zoomout) and "zoomout" not in own_names:
+        of_pairs = options["pairs"] is not None or options["base"] != "auto" or save_maps is not None
+        if (of_pairs or zoomout or options["registered"]) and "zoomout" not in own_names:
             raise OptionError(
-                f"--pairs, --base and --zoomout are for correspondence, and the network is one of {task.name}"
+                "--pairs, --base, --registered, --zoomout and --save-maps are for correspondence, and the network is "
+                f"one of {task.name}"
             )
         for name in ("targets", "labels"):
             if options[name] is not None and name not in own_names:
@@ -435,9 +463,24 @@ def evaluate(
         for text in dataset.left_out:
             console.print(f"left out: {text}", soft_wrap=True)
         where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": jobs, "ranks": ranks, "console": console}
-        results = run_evaluation(dataset, network, out, zoomout=zoomout, **where)
+        where |= {"zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
+        results = run_evaluation(dataset, network, out, **where)
     if ranks.is_first:
         print_results(task, results, out)
+
+
+def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[str, Any]) -> None:
+    """`diffnet evaluate` of maps, without a network."""
+    with ExitAtCtrlC():
+        from diffnet.train.inference.scoring import score_maps
+        from diffnet.train.tasks.correspondence import TASK
+
+    cache, place = options["cache"], find_data(data, TASK.name)
+    make_folder(cache)
+    how = SetOptions(**{name: options[name] for name in _SET_OPTIONS}, cache=cache, needs_train=False)
+    pairs = TASK.load([place], how, TrainOptions(task=TASK.name)).pairs
+    results = score_maps(pairs, maps, out, base=base, cache_dir=cache, jobs=options["jobs"], console=console)
+    print_results(TASK, results, out)
 
 
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))

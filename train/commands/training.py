@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from diffnet.data.feature_names import with_mask
+from diffnet.data.folders.division import check_fold
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
-from diffnet.options import Architecture
+from diffnet.options import Architecture, declared
 from diffnet.pretrained import network_path
 from diffnet.train.commands.options import RunOptions, described_input, parameters, with_parameters
 from diffnet.train.console import console
@@ -83,58 +85,97 @@ def find_data(path: str, task: TaskName) -> str:
 
 
 def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
-    """Run the training of a task.
+    """Run the training of a task, or one for each fold.
 
     arguments: those of the command. Those that have the name of an option of `TrainOptions` become this option.
     """
     with ExitAtCtrlC():
-        from diffnet.train.device import pick_device
-        from diffnet.train.fine_tuning import load_any_network, start_network
+        from diffnet.train.folds import FOLDS, begin_folds, fold_folder, write_folds
         from diffnet.train.ranks import RankError, connected
-        from diffnet.train.run import check_folder, run_training
-        from diffnet.train.run_checks import check_divided
         from diffnet.train.tasks.task import task_named
 
         task = task_named(name)
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    resume = arguments["resume"]
+    choices, resume = _choices(arguments), arguments["resume"]
+    of_run = {key: value for key, value in choices.items() if key not in declared(RunOptions)}
 
-    def trained(ranks: Ranks) -> dict[str, Any]:
-        device = pick_device(arguments["device"])
-        if resume:
-            ranks.shared(lambda: check_folder(out, resume))
-        before = _run_to_resume(name, out) if resume else None
-        start = arguments["start"]
-        path = None if resume or start is None else network_path(start)
-        network = None if path is None or not ranks.is_first else load_any_network(path)
-        of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
-        stored = None if before is None else before["options"]
-        choices = _complete(name, arguments, stored, of_network, ranks.place.world_size)
-        names = {field.name for field in fields(TrainOptions)}
-        options = TrainOptions(task=name, **{option: value for option, value in arguments.items() if option in names})
-        check_divided(options, ranks)  # before the data are read, which can take long
-        if network is not None:
-            start_network(options, network)  # raises
-        ranks.shared(lambda: check_folder(out, resume))
-        make_folder(arguments["cache"])
-        dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, choices, before))
-        how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
-        where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
-        return run_training(dataset, options, out, ranks=ranks, start=network, **where, **how)
+    def trained(ranks: Ranks) -> None:
+        folds = arguments["folds"]
+        if folds is None and not (resume and ranks.shared((out / FOLDS).is_file)):
+            print_results(task, _run(task, data, out, arguments, choices, ranks), out)
+            return
+        count, options = ranks.shared(lambda: list(begin_folds(out, folds, of_run, resume)))
+        for fold in range(count):
+            folder = fold_folder(out, fold)
+            if ranks.shared((folder / "predictions.html").is_file):  # a run writes it last
+                continue
+            console.print(f"fold {fold + 1} of {count}: {folder}", soft_wrap=True)
+            how = {**arguments, **options, "resume": resume and ranks.shared((folder / "last.pt").is_file)}
+            print_results(task, _run(task, data, folder, how, {**choices, **options}, ranks, (fold, count)), folder)
+        if ranks.is_first:
+            console.print(write_folds(out, count))
+            console.print(f"all scores: {out / 'folds.csv'}", soft_wrap=True)
 
     try:
         with connected() as ranks:
-            results = trained(ranks)
+            trained(ranks)
     except (KeyboardInterrupt, Terminated) as end:
         if place().rank == 0:
             console.print(f"Stopped. {_hint(out, arguments)}".rstrip(), soft_wrap=True)
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     except RankError as e:
         raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
-    if ranks.is_first:
-        print_results(task, results, out)
+
+
+def _choices(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are on the command line."""
+    context: typer.Context = arguments["context"]
+    sources = {name: context.get_parameter_source(name) for name in arguments}
+    defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
+    return {name: value for name, value in arguments.items() if name not in {"context", *defaults}}
+
+
+def _run(
+    task: Task[Any, Any],
+    data: list[str],
+    out: Path,
+    arguments: dict[str, Any],
+    choices: Mapping[str, Any],
+    ranks: Ranks,
+    fold: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Train in the folder `out`. → the content of results.json
+
+    choices: the arguments that the user chose
+    """
+    from diffnet.train.device import pick_device
+    from diffnet.train.fine_tuning import load_any_network, start_network
+    from diffnet.train.run import check_folder, run_training
+    from diffnet.train.run_checks import check_divided
+
+    device, resume, start = pick_device(arguments["device"]), arguments["resume"], arguments["start"]
+    if resume:
+        ranks.shared(lambda: check_folder(out, resume))
+    before = _run_to_resume(task.name, out) if resume else None
+    path = None if resume or start is None else network_path(start)
+    network = None if path is None or not ranks.is_first else load_any_network(path)
+    of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
+    stored = None if before is None else before["options"]
+    arguments, fixed = _complete(task.name, arguments, choices, stored, of_network, ranks.place.world_size)
+    arguments["features"] = with_mask(arguments["features"], arguments.get("mask"))
+    names = {field.name for field in fields(TrainOptions)}
+    options = TrainOptions(task=task.name, **{option: value for option, value in arguments.items() if option in names})
+    check_divided(options, ranks)  # before the data are read, which can take long
+    if network is not None:
+        start_network(options, network)  # raises
+    ranks.shared(lambda: check_folder(out, resume))
+    make_folder(arguments["cache"])
+    dataset, options = ranks.after_first(lambda: _loaded(task, data, options, arguments, fixed, before, fold))
+    how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
+    where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
+    return run_training(dataset, options, out, ranks=ranks, start=network, **where, **how)
 
 
 def _loaded(
@@ -144,26 +185,21 @@ def _loaded(
     arguments: Mapping[str, Any],
     choices: Set[str],
     before: Checkpoint | None,
+    fold: tuple[int, int] | None,
 ) -> tuple[LabeledMeshes, TrainOptions]:
     """The data set, and the options, which may depend on it.
 
-    choices: the options on the command line
+    choices: the options that the data don't change
     before: checkpoint of the run to resume, or None
+    fold: see `load_dataset`
     """
     data = [find_data(path, task.name) for path in data]
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
-    how = SetOptions(
-        **sets,
-        cache=arguments["cache"],
-        targets=options.targets,
-        labels=options.labels,
-        conditions=options.conditions,
-        group_by=options.group_by,
-        seed=options.seed,
-        jobs=arguments["jobs"],
-    )
+    sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}
+    how = SetOptions(**sets, cache=arguments["cache"], jobs=arguments["jobs"], fold=fold)
     dataset = task.load(data, how, options)
+    check_fold(fold, dataset.source)  # also of shards and of generated sets
     if before is None:
         options = task.adapted(dataset, options, choices)
     return dataset, options
@@ -171,7 +207,11 @@ def _loaded(
 
 def _hint(out: Path, arguments: Mapping[str, Any]) -> str:
     """What a run has left."""
+    from diffnet.train.folds import FOLDS
+
     last, what = out / "last.pt", "complete epoch" if arguments["checkpoint_every"] is None else "checkpoint"
+    if (out / FOLDS).is_file():
+        return f"{out} keeps what its folds have learned; --resume continues."
     return f"{last} holds the last {what}; --resume continues from it." if last.exists() else ""
 
 
@@ -198,35 +238,32 @@ def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
 
 def _complete(
     task: TaskName,
-    arguments: dict[str, Any],
+    arguments: Mapping[str, Any],
+    choices: Mapping[str, Any],
     before: Mapping[str, Any] | None,
     network: Mapping[str, Any],
     ranks: int,
-) -> set[str]:
-    """Give values to all arguments that are not on the command line: those of the run to resume, or of the recipe.
+) -> tuple[dict[str, Any], set[str]]:
+    """The arguments with those of the run to resume, or of the recipe, for all that the user didn't choose.
 
-    Returns the names of the options that the data don't change. A learning rate of a recipe is one of them.
+    Also returns the names of the options that the data don't change. A learning rate of a recipe is one of them.
 
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch
         count, but all options of a run that started from a network
     network: options of the network that the run starts from, which come before those of the recipe
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
-    context: typer.Context = arguments["context"]
-    sources = {name: context.get_parameter_source(name) for name in arguments}
-    defaults = {name for name, source in sources.items() if source is not None and source.name == "DEFAULT"}
-    choices = {name: value for name, value in arguments.items() if name not in defaults}
     named = options_of_recipe(arguments["recipe"], task, {**network, **choices})
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian"), **network}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
     if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        keeps_all = "recipe" in defaults or before["start"] is not None
+        keeps_all = "recipe" not in choices or before["start"] is not None
         names = before if keeps_all else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
-    arguments.update({name: value for name, value in followed.items() if name in defaults})
-    return {*choices, *network} | {"learning_rate"} & named.keys()
+    completed = {name: value if name in choices else followed.get(name, value) for name, value in arguments.items()}
+    return completed, {*choices, *network} | {"learning_rate"} & named.keys()
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

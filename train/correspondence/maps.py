@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +29,11 @@ from diffnet.ops import (
 )
 from diffnet.train.correspondence.partial import overlap_scores
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.correspondence import Method
+from diffnet.train.options.correspondence import LOSS_TERMS, Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
 ZOOMOUT_STEPS = 10
+EQUAL_WEIGHTS = dict.fromkeys(LOSS_TERMS, 1.0)
 
 
 def pair_maps(
@@ -75,49 +79,41 @@ def pair_maps(
     return torch.cat([maps, soft[0::2, None], soft[1::2, None]], 1)
 
 
-def unsupervised_loss(maps: Tensor) -> Tensor:
-    """Bijectivity, orthogonality and coupling in both directions with equal weights, averaged over pairs.
+def unsupervised_loss(maps: Tensor, weights: Mapping[str, float] = EQUAL_WEIGHTS) -> Tensor:
+    """Bijectivity, orthogonality and coupling in both directions, averaged over pairs.
 
-    maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`
+    maps: (P, 4, K, K), those of the unsupervised method, see `pair_maps`; or (P, 2, K, K), which have no coupling
+    weights: of the terms, see `CorrespondenceOptions.weight_of`
     """
-    there, back, soft_back, soft_there = maps.unbind(1)
-    return structure_loss(there, back) + coupling_loss(there, soft_there) + coupling_loss(back, soft_back)
-
-
-def structure_loss(there: Tensor, back: Tensor) -> Tensor:
-    """Bijectivity and orthogonality of maps (P, K, K) in both directions, averaged over pairs."""
-    bijectivity = bijectivity_loss(there, back) + bijectivity_loss(back, there)
-    return bijectivity + orthogonality_loss(there) + orthogonality_loss(back)
+    there, back, *soft = maps.unbind(1)
+    terms = [("bijectivity", bijectivity_loss(there, back) + bijectivity_loss(back, there))]
+    terms += [("orthogonality", orthogonality_loss(there)), ("orthogonality", orthogonality_loss(back))]
+    if soft:
+        soft_back, soft_there = soft
+        terms += [("coupling", coupling_loss(there, soft_there)), ("coupling", coupling_loss(back, soft_back))]
+    return reduce(add, (term if weights[name] == 1 else weights[name] * term for name, term in terms))
 
 
 def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) -> Tensor:
-    """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b.
+    """The vertex (V_b,) of a for each vertex of b, from a functional map (1, K, K) from a to b, see `point_map`.
 
-    The nearest orthogonal map replaces c: maps between shapes of about the same areas are nearly orthogonal, and noise
-    in the features makes high frequencies too weak.
-
-    refine: whether ZoomOut refines c instead, in 10 steps, to all eigenpairs. If it has more than half of them, it
-        starts at half of them.
+    The nearest orthogonal map replaces c. refine: whether ZoomOut first adds all other eigenpairs, in 10 steps
     """
     c = c.to(a.device)
-    if refine:
-        most = min(a.k, b.k, a.num_vertices, b.num_vertices)
-        start = max(1, min(c.shape[-1], most // 2))
-        c = zoomout(c[:, :start, :start], a, b, k=most, step=max(1, -(-(most - start) // ZOOMOUT_STEPS)))
-    else:
-        u, _, vh = torch.linalg.svd(c.double())
-        c = (u @ vh).to(c.dtype)
-    return point_map(c, a, b)
+    most = min(a.k, b.k, a.num_vertices, b.num_vertices)
+    if refine and c.shape[-1] < most:
+        c = zoomout(c, a, b, k=most, step=max(1, -(-(most - c.shape[-1]) // ZOOMOUT_STEPS)), keep=True)
+    return point_map(c, a, b, orthogonal=True)
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
     """The test pairs of a set with their predicted maps.
 
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64. Of partial
-        shapes, it is −1 outside of the predicted overlap.
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64; −1 for none, as
+        outside of the predicted overlap of partial shapes
     errors: of each test pair; empty if the true correspondences are not known. Of partial shapes, those of the whole
-        true overlap.
+        true overlap, if a network predicts it.
     overlaps: the scores of each test pair of partial shapes, see `overlap_scores`
     """
 
@@ -146,25 +142,32 @@ def score_pairs(
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
     if options.partial:
-        with console.status("geodesic distances"):
-            return _score_partial(data, maps, cache_dir, jobs)
+        return _score_partial(data, maps, cache_dir=cache_dir, jobs=jobs, console=console)
     point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
         point_maps.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
+    return measured_pairs(data, point_maps, cache_dir=cache_dir, jobs=jobs, console=console)
+
+
+def measured_pairs(
+    data: MeshPairs, maps: Sequence[NDArray[np.int64]], *, cache_dir: Path, jobs: int | None, console: Console
+) -> ScoredPairs:
+    """Measure maps of points, one for each test pair, if the true correspondences are known. See `score_pairs`."""
     if not data.is_supervised:
-        return ScoredPairs(data, point_maps, ())
-    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+        return ScoredPairs(data, maps, ())
     with console.status("geodesic distances"):
-        errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs)
-    return ScoredPairs(data, point_maps, errors)
+        errors = pair_errors(data, data.test_shapes, maps, cache_dir=cache_dir, jobs=jobs)
+    return ScoredPairs(data, maps, errors)
 
 
-def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], cache_dir: Path, jobs: int | None) -> ScoredPairs:
-    """See `score_pairs`. outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`"""
-    shapes = [(data.test[i], data.test[j]) for i, j in data.test_pairs]
+def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], **how: Any) -> ScoredPairs:
+    """See `score_pairs`. outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`; how: see `measured_pairs`
+
+    Errors are those of all vertices in the true overlap, whatever overlap is predicted.
+    """
     point_maps, overlaps, masked = [], [], []
-    for rows, (first, second) in zip(outputs, shapes, strict=True):
+    for rows, (first, second) in zip(outputs, data.test_shapes, strict=True):
         on_second, on_first = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])
         inside = (on_first[:, 1] > 0).numpy()
         point_maps.append(on_first[:, 0].long().numpy())
@@ -172,5 +175,4 @@ def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], cache_dir: Path, 
         if data.is_supervised:
             predicted = [inside, (on_second[:, 1] > 0).numpy()]
             overlaps.append(overlap_scores(predicted, data.overlap(first, second)))
-    errors = pair_errors(data, shapes, point_maps, cache_dir=cache_dir, jobs=jobs) if data.is_supervised else ()
-    return ScoredPairs(data, masked, errors, overlaps)
+    return replace(measured_pairs(data, point_maps, **how), maps=masked, overlaps=overlaps)

@@ -17,10 +17,10 @@ from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError
 from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.pairs.shapes import check_whole
-from diffnet.geometry import Mesh, MeshError, MeshLike, load_mesh
+from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import counts_all
-from diffnet.train.correspondence.maps import point_map_of, structure_loss, unsupervised_loss
+from diffnet.train.correspondence.maps import point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import load_any_network
@@ -43,6 +43,7 @@ class Matched:
         outside of the predicted overlap of partial shapes
     functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement. None from
         networks for partial shapes.
+    operators: those of a and b on the CPU, whose first K eigenpairs are the bases of the functional map
     overlap: (V_a,) and (V_b,) float32, the probability that a vertex is on the other shape, too. None from networks for
         whole shapes.
     """
@@ -51,6 +52,7 @@ class Matched:
     b: Mesh
     matches: NDArray[np.int64]
     functional_map: Tensor | None
+    operators: tuple[Operators, Operators]
     overlap: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
 
     def __repr__(self) -> str:
@@ -138,7 +140,8 @@ def match_meshes(
         matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
     if not counts_all(options.preprocessing.normalize):
         matches[~second.on_surface] = -1
-    return Matched(first, second, matches, None if c is None else c[0].float().cpu(), overlap)
+    operators = one.operators.to("cpu"), other.operators.to("cpu")
+    return Matched(first, second, matches, None if c is None else c[0].float().cpu(), operators, overlap)
 
 
 def _outputs(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
@@ -166,11 +169,9 @@ def _fine_tune(
     for _ in range(steps):
         optimizer.zero_grad()
         maps = _outputs(network, pair, options)
-        if options.method == "unsupervised":
-            loss = unsupervised_loss(maps)
-        else:
-            loss = structure_loss(maps[:, 0], _outputs(network, reverse, options)[:, 0])
-        loss.backward()  # type: ignore[no-untyped-call]
+        if options.method == "supervised":
+            maps = torch.cat([maps, _outputs(network, reverse, options)], 1)
+        unsupervised_loss(maps, options.weight_of).backward()  # type: ignore[no-untyped-call]
         if options.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)
         optimizer.step()

@@ -70,8 +70,8 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     missing = [name for name in NEEDED if name not in metadata]
     if missing:
         raise MetadataError(
-            f"the metadata of the network lack {', '.join(missing)}; write for example "
-            'model.save(path, features="hks", k=128, normalize=True)'
+            f"the metadata of the network, which takes {network.in_channels} channels, lack {', '.join(missing)}; "
+            'write for example model.save(path, features="hks", k=128, normalize=True)'
         )
     try:
         rule = scale_rule(metadata["normalize"])

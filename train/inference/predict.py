@@ -27,12 +27,13 @@ from diffnet.data import (
     standardized,
     with_few_faces,
 )
+from diffnet.data.conversion import elements_inside, length_factors
+from diffnet.data.feature_names import mask_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
-from diffnet.geometry.elements.elements import file_edges
+from diffnet.geometry.elements.elements import file_edges, on_polygons
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
-from diffnet.geometry.options import counts_all
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
@@ -95,12 +96,19 @@ def predict_values(
     MetadataError for a network of another task, and OptionError for other conditions than those of the network.
     """
     expected = network_input(network)
-    targets, task = expected.target_statistics, task_named(expected.options.task)
-    if targets is None:
+    task = task_named(expected.options.task)
+    if expected.target_statistics is None:
         raise MetadataError(f"the network is one of {task.name}; call predict_labels or predict_probabilities")
-    return _predictions(
-        sources, network, device, cache_dir, lambda x: original_targets(task.predict(x).cpu(), targets), conditions
-    )
+    predicted = _predictions(sources, network, device, cache_dir, task.predict, conditions)
+    return [(mesh, _in_units(torch.from_numpy(values), mesh, expected).numpy()) for mesh, values in predicted]
+
+
+def _in_units(values: Tensor, mesh: Mesh, expected: NetworkInput) -> Tensor:
+    """Predictions (N, C) in the units of the targets, for a network whose targets have statistics."""
+    assert expected.target_statistics is not None
+    lengths, scale = expected.options.lengths, expected.options.scale
+    factors = length_factors(mesh, lengths, scale, values.shape[1])
+    return original_targets(values, expected.target_statistics, factors)
 
 
 def _check_classes(network: DiffusionNet) -> None:
@@ -150,7 +158,7 @@ def predictor(
     least_area, background: those of `label_instances`, for a segmentation with instances; no area for none
     """
     expected = network_input(network)
-    task, at, targets = task_named(expected.options.task), expected.labels_at, expected.target_statistics
+    task, at = task_named(expected.options.task), expected.labels_at
     outputs_of = _outputs(network, device, cache_dir)
 
     def predicted(source: MeshLike, conditions: Mapping[str, float] = NO_CONDITIONS) -> Predicted:
@@ -164,8 +172,8 @@ def predictor(
             values = _where_finite((shares[:, 1] >= threshold).long(), shares)
         else:
             values = _where_finite(task.predict(outputs), outputs).cpu()
-        if targets is not None:
-            values = original_targets(values, targets)
+        if expected.target_statistics is not None:
+            values = _in_units(values, mesh, expected)
         instances = None
         if least_area is not None and at != "meshes":
             instances, labels = label_instances(
@@ -187,8 +195,8 @@ def _outputs(
 ) -> Callable[[MeshLike, Mapping[str, float]], tuple[Mesh, Tensor]]:
     """A function of a mesh and its conditions that gives the mesh at its original positions, and the outputs (N, C).
 
-    Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN at vertices of no face, unless
-    these count.
+    Outputs are on the device, at the vertices, faces or edges of the mesh file, and NaN where they don't count, see
+    `elements_inside`.
     """
     expected, place = network_input(network), usable_device(device)
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
@@ -197,11 +205,15 @@ def _outputs(
         mesh = load_mesh(source)
         sample = input_sample(mesh, expected, cache_dir, conditions=conditions)
         outputs = network_outputs(network, sample, expected.options, place)
-        if expected.labels_at == "edges" and mesh.has_polygons:
-            outputs = outputs[torch.from_numpy(file_edges(mesh)).to(place)]
-        elif expected.labels_at == "vertices" and not counts_all(expected.options.preprocessing.normalize):
-            outputs = torch.where(torch.from_numpy(mesh.on_surface).to(place)[:, None], outputs, torch.nan)
-        return mesh, outputs
+        at, options = expected.labels_at, expected.options.preprocessing
+        edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
+        outputs = outputs if edges is None else outputs[torch.from_numpy(edges).to(place)]
+        if at == "meshes" or (at != "vertices" and mask_of(options.features) is None):
+            return mesh, outputs  # all elements count
+        inside = elements_inside(mesh, at, options.normalize, options.features)
+        inside = on_polygons(mesh, inside) if at == "faces" else inside
+        inside = inside if edges is None else inside[edges]
+        return mesh, torch.where(torch.from_numpy(inside).to(place)[:, None], outputs, torch.nan)
 
     return outputs_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,24 @@ import torch
 from rich.console import Console
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, MeshPairs, Sample, standardized_conditions, standardized_targets
+from diffnet.data import (
+    DataError,
+    LabeledMesh,
+    LabeledMeshes,
+    MeshPairs,
+    Sample,
+    paired_meshes,
+    standardized_conditions,
+    standardized_targets,
+)
 from diffnet.data.arrays import check_arrays_of_all
+from diffnet.data.conversion import relative_lengths
+from diffnet.data.options import Base
+from diffnet.data.pairs.files import find_maps, read_maps
 from diffnet.data.stored import OnDemand, check_stored_options, names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, make_folder
+from diffnet.train.correspondence.maps import measured_pairs
 from diffnet.train.evaluate import evaluate
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
@@ -25,7 +38,8 @@ from diffnet.train.ranks import ALONE, Ranks
 from diffnet.train.run import surroundings, write_results
 from diffnet.train.run_checks import DIGITS, contents_of
 from diffnet.train.run_folder import Spool
-from diffnet.train.tasks.task import task_named
+from diffnet.train.tasks.correspondence import TASK as CORRESPONDENCE
+from diffnet.train.tasks.task import ReportParts, Task, task_named
 
 
 def run_evaluation(
@@ -34,6 +48,8 @@ def run_evaluation(
     out: Path,
     *,
     zoomout: bool = False,
+    save_maps: Path | None = None,
+    map_format: str = "txt",
     device: torch.device,
     cache_dir: Path,
     jobs: int | None = None,
@@ -46,15 +62,17 @@ def run_evaluation(
     network: one of `DiffusionNet.load` or `load_matching_network`, whose metadata say what it takes as input; see
         `network_input`
     zoomout: of a correspondence, see `point_map_of`
+    save_maps, map_format: of a correspondence: a folder that gets the map of each pair, and "txt", "csv" or "npy"
     ranks: those that share the meshes, see `connected`. Rank 0 writes the report, and all get the results.
 
     Labels and classes of the network are matched by name. Classes that were ignored in training don't count. Labels at
     other elements than the network's are converted, see `labels_at`. Returns the content of results.json. Its entry
     `scored_training_meshes` counts the scored meshes that the network was trained on. It is null if this isn't known.
 
-    Raises OptionError if `out` is a file or holds results, and for `zoomout` in another task; DataError for labels that
-    can't be converted, for a label whose name the network lacks, and for a mesh or an own array that can't be used; and
-    MetadataError, see `network_input`, and for pairs with a network of another task.
+    Raises OptionError if `out` is a file or holds results, if a map would replace a file, and for `zoomout` or
+    `save_maps` in another task; DataError for labels that can't be converted, for a label whose name the network lacks,
+    and for a mesh or an own array that can't be used; and MetadataError, see `network_input`, and for pairs with a
+    network of another task.
     """
     where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
     expected = network_input(network)
@@ -62,8 +80,11 @@ def run_evaluation(
     task, targets = task_named(expected.options.task), expected.target_statistics
     options = replace(expected.options, zoomout=zoomout)
     test_data = task.test_set(data, expected)
+    writer = None if save_maps is None else task.map_writer(test_data, save_maps, map_format)
     items: Sequence[LabeledMesh] = test_data.test
-    standard_items = items if targets is None else standardized_targets(items, targets)
+    standard_items = items
+    if targets is not None:
+        standard_items = standardized_targets(relative_lengths(items, options.lengths, options.scale), targets)
     if expected.condition_statistics is not None:
         standard_items = standardized_conditions(standard_items, expected.condition_statistics)
     check_stored_options([items], options.preprocessing)
@@ -95,34 +116,78 @@ def run_evaluation(
 
     def report() -> dict[str, Any]:
         warn_of_tilted_items(items, options, jobs)
-        predictions = in_units(spool, targets)
+        predictions = in_units(spool, targets, items, options)
         scored = task.scored(test_data, predictions, samples, options=options, device=device, **where)
+        if writer is not None:
+            writer(scored)
         train_hashes = expected.train_meshes
         overlap = None
         if train_hashes is not None:
             overlap = sum(content[:DIGITS] in train_hashes for content, *_ in contents_of(items, jobs))
-        results = {
-            "task": task.name,
-            **task.results(scored),
-            **({"labels_at": expected.labels_at} if task.meshes_of_sample == 1 else {}),
-            "test_meshes": len(items),
-            "scored_training_meshes": overlap,
-            **surroundings(device),
-            "divided": test_data.source,
-            "meshes": {"test": list(map(as_text, names_of(items)))},
-        }
-        rows = task.per_mesh(scored, results)
-        write_results(out, results, rows)
+        facts = {**({"labels_at": at} if task.meshes_of_sample == 1 else {}), "scored_training_meshes": overlap}
         if overlap is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
-        count = "not known" if overlap is None else str(overlap)
-        summary = {"Meshes": str(len(items)), "In the training part": count, "Date": results["date"][:10]}
-        task.write_report(out, scored, results, rows, summary, None)
-        return results
+        summary = {"In the training part": "not known" if overlap is None else str(overlap)}
+        return _write_scores(task, scored, test_data, out, facts, summary, device)
 
     return ranks.shared(report)
+
+
+def score_maps(
+    data: MeshPairs,
+    maps: Path,
+    out: Path,
+    *,
+    base: Base = "auto",
+    cache_dir: Path,
+    jobs: int | None = None,
+    console: Console,
+) -> dict[str, Any]:
+    """Score maps of any program on the test pairs of a set, and write the report to the folder `out`.
+
+    maps: the folder of the maps, see `find_maps`. A negative vertex is none, and doesn't count.
+    base: the number of the first vertex in their files, see `read_indices`
+
+    Returns the content of results.json. Raises OptionError if `out` is a file or holds results, and DataError for maps
+    that are missing or don't fit, and for a set without true correspondences.
+    """
+    check_empty(out)
+    if not data.is_supervised:
+        raise DataError("the set has no true correspondences by which maps could be scored")
+    files = find_maps(maps, [(first.mesh.name, second.mesh.name) for first, second in data.test_shapes])
+    points = read_maps(files, data.test_shapes, base, needs_all=False)
+    scored = measured_pairs(data, points, cache_dir=cache_dir, jobs=jobs, console=console)
+    make_folder(out)
+    facts, summary = {"maps": as_text(str(maps))}, {"Maps": as_text(str(maps))}
+    return _write_scores(CORRESPONDENCE, scored, paired_meshes(data, 0), out, facts, summary, torch.device("cpu"))
+
+
+def _write_scores(
+    task: Task[Any, Any],
+    scored: Any,
+    data: LabeledMeshes,
+    out: Path,
+    facts: Mapping[str, Any],
+    summary: Mapping[str, str],
+    device: torch.device,
+) -> dict[str, Any]:
+    """Write the report of a task. facts: further entries of results.json, which is returned"""
+    results = {
+        "task": task.name,
+        **task.results(scored),
+        "test_meshes": len(data.test),
+        **facts,
+        **surroundings(device),
+        "divided": data.source,
+        "meshes": {"test": list(map(as_text, names_of(data.test)))},
+    }
+    rows = task.per_mesh(scored, results)
+    write_results(out, results, rows)
+    entries = {"Meshes": str(len(data.test)), **summary, "Date": results["date"][:10]}
+    task.write_report(scored, results, ReportParts(out, rows, entries))
+    return results
 
 
 def check_empty(out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,7 @@ from diffnet.train.options.task_options import RecipeName, TaskOptions
 Method: TypeAlias = Literal["supervised", "unsupervised"]
 Regularizer: TypeAlias = Literal["resolvent", "squared_difference"]  # of `ops`, whose import would load PyTorch
 
+LOSS_TERMS = "bijectivity", "orthogonality", "coupling"  # of the unsupervised method
 # Changes for the unsupervised method, as in Cao et al. 2023, and those of the default besides.
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
@@ -28,7 +30,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
     },
     "k": {"least": 1, "help": "Eigenpairs of the network."},
     "map_k": {"least": 1, "most": 300},
-    "epochs": {"default": None, "help": "Passes over the training pairs. By default 10,000 pairs in all."},
+    "epochs": {
+        "default": None,
+        "help": "Passes over the training pairs. By default 10,000 pairs in all; 3,000 if unsupervised.",
+    },
     "cut": {"help": "With --partial: the largest share of its area that a copy of a mesh lacks."},
     "variants": {"help": "Copies of each mesh, and pairs of copies for each pair of meshes, with --partial."},
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
@@ -40,6 +45,7 @@ class CorrespondenceOptions(SharedOptions):
     """The options of correspondence alone. A step takes `batch_meshes` pairs.
 
     method, map_k, feature_scale, regularizer: see `pair_maps`
+    loss_weights: see `unsupervised_loss`
     zoomout: see `point_map_of`
     """
 
@@ -53,6 +59,12 @@ class CorrespondenceOptions(SharedOptions):
     regularizer: Regularizer = option(
         "squared_difference", None, "How supervised functional maps are regularized. The unsupervised ones: resolvent."
     )
+    loss_weights: str = option(
+        "bijectivity=1,orthogonality=1,coupling=1",
+        None,
+        "Weights of the terms of the unsupervised loss; a term that isn't named has none.",
+        metavar="TERM=WEIGHT,…",
+    )
     partial: bool = option(
         False,
         None,
@@ -61,9 +73,20 @@ class CorrespondenceOptions(SharedOptions):
     )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 
+    @property
+    def weight_of(self) -> dict[str, float]:
+        """The weight of each term in `loss_weights`. Raises OptionError for text of another form."""
+        parts = [part.strip().partition("=") for part in self.loss_weights.split(",")]
+        if not all(name in LOSS_TERMS and re.fullmatch(r"\d*\.?\d+", text) for name, _, text in parts):
+            terms = ", ".join(LOSS_TERMS)
+            raise OptionError(f"loss_weights should be TERM=WEIGHT,… of {terms}, got {self.loss_weights!r:.200}")
+        return dict.fromkeys(LOSS_TERMS, 0.0) | {name: float(text) for name, _, text in parts}
+
     def check_together(self) -> None:
         if not 1 <= self.map_k <= self.k:
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
+        if not any(self.weight_of.values()):
+            raise OptionError("loss_weights should have a weight above 0")
         if self.partial and self.method != "supervised":
             raise OptionError("partial shapes need correspondences to train on; use --method supervised")
         if self.partial and self.normalize != "none":
@@ -86,24 +109,24 @@ OPTIONS = TaskOptions(
     help="""Train a network whose features match pairs of meshes, and report the geodesic errors of the test pairs.
 
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
-    mesh, or a map for each pair. unsupervised needs none.
+    mesh, a map for each pair, or --registered. unsupervised needs none.
 
     --partial is for parts of shapes, which must have the unit of length of the training set. Missing points
     of a template and vertices without a partner have the number -1 in its files.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
-    Ctrl-C and --resume, see there. Repeat --pairs and --base with --resume, if they were given.
+    Ctrl-C and --resume, see there. Repeat --pairs, --base and --registered with --resume, if they were given.
     """,
     data="Folder of meshes in pairs, also several times, or [bold]bodies[/], the built-in set of pairs.",
     takes_several=True,
-    sets=("pairs", "base", "channels"),
+    sets=("pairs", "base", "registered", "channels"),
     changes=_CHANGES,
     own=CorrespondenceOptions,
     # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on.
     unavailable=("max_faces", "scale_range", "jitter", "mirror", "decimate", "validation"),
     builtin="bodies",
     folder=BODY_MAPS,
-    prediction=("method", "map_k", "feature_scale", "regularizer", "partial"),
+    prediction=("method", "map_k", "feature_scale", "regularizer", "loss_weights", "partial"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps and the
     # regularizer of Ren et al. 2019.
     recipe={

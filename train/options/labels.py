@@ -171,8 +171,9 @@ SEGMENTATION = TaskOptions(
 
     A run locks its folder. On network file systems without locks, start only one run in a folder.
     """,
-    data="Folder of labeled meshes or of shards, or [bold]bodies[/], the built-in set.",
-    sets=("layout", "files", "outputs_at"),
+    data="Folder of labeled meshes or of shards, a table file,labels (.csv or .tsv) of meshes with label files, or "
+    "[bold]bodies[/], the built-in set.",
+    sets=("layout", "files", "mask", "outputs_at"),
     changes=_CHANGES,
     own=LabelOptions,
     owners="tasks with labels",
@@ -192,7 +193,7 @@ CLASSIFICATION = replace(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """,
     data="Folder of classes or of shards, a table file,label (.csv), or [bold]shapes[/], the generated set of classes.",
-    sets=("files",),
+    sets=("files", "mask"),
     builtin="shapes",
     folder=None,
     changes={},

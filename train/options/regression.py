@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import checked_targets, column_names
+from diffnet.data.feature_names import DISPLACEMENT_PREFIX, checked_targets, column_names, vector_targets
+from diffnet.geometry.errors import OptionError
 from diffnet.options import option
 from diffnet.train.options.shared import SharedOptions
 from diffnet.train.options.task_options import TaskOptions
 
 Loss: TypeAlias = Literal["mse", "l1", "huber"]
+VectorHead: TypeAlias = Literal["surface", "space"]
 
 
 def _checked_conditions(text: str) -> str:
     return ",".join(column_names("conditions", text))
+
+
+def target_weight_entries(text: str) -> list[tuple[str, float]]:
+    """The names and the weights in a text such as "p=2,u=0.5". In that of a stored run, names are empty.
+
+    Raises OptionError for a weight that is negative or not finite, and for a name that occurs twice.
+
+    >>> target_weight_entries("p=2,u=0.5")
+    [('p', 2.0), ('u', 0.5)]
+    """
+    entries = [entry.rpartition("=") for entry in text.split(",")]
+    try:
+        weights = [(name.strip(), float(number)) for name, _, number in entries]
+    except ValueError:
+        weights = []
+    names = [name for name, _ in weights if name]
+    is_right = all(0 <= weight < math.inf for _, weight in weights) and len(names) in (0, len(weights))
+    if not weights or not is_right or len(set(names)) < len(names):
+        raise OptionError(f"target_weights should be weights of different names, such as p=2,u=0.5, got {text!r:.200}")
+    return weights
+
+
+def _checked_weights(text: str) -> str:
+    target_weight_entries(text)
+    return text
 
 
 @dataclass(frozen=True)
@@ -25,7 +53,8 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
-        "NAME of a PLY file. Several are joined by +. By default, a table targets.csv has the targets of whole meshes; "
+        "NAME of a PLY or VTK file. Several are joined by +. vector:NAME turns with the mesh, and displacement:NAME "
+        "has its unit of length, too. By default, a table targets.csv has the targets of whole meshes; "
         "COLUMN,COLUMN… picks some of its columns.",
         metavar="file:NAME",
         check=checked_targets,
@@ -34,12 +63,21 @@ class RegressionOptions(SharedOptions):
         None,
         None,
         "Columns of the table that are inputs and not targets: numbers of each mesh, such as a speed or an age. With "
-        "--targets file:NAME, --data is the table, or the folder with it.",
+        "--targets file:NAME, --data is the table, or the folder with it. Those that are no columns are numbers in the "
+        "field data of VTK files.",
         metavar="COLUMN,COLUMN…",
         check=_checked_conditions,
     )
     loss: Loss = option(
         "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
+    )
+    target_weights: str | None = option(
+        None,
+        None,
+        "Weights of targets in the loss, by the names of columns or of vector:NAME. Those of others are 1. All targets "
+        "are standardized first.",
+        metavar="NAME=WEIGHT,…",
+        check=_checked_weights,
     )
     scalar_targets: bool = option(
         False,
@@ -47,11 +85,36 @@ class RegressionOptions(SharedOptions):
         "All targets are numbers that stay as they are when a mesh is turned or mirrored. Columns that look like "
         "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
     )
+    vector_head: VectorHead = option(
+        "surface",
+        None,
+        "How the network gives vector:NAME: by directions of the surface, so that predictions turn and mirror with the "
+        "mesh as features do; or as three numbers in space, for meshes that stand alike.",
+    )
+    equal_weights: bool = option(
+        False, None, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
+    )
 
     @property
     def condition_names(self) -> list[str]:
         """The names of the conditions of each mesh."""
         return [] if self.conditions is None else self.conditions.split(",")
+
+    @property
+    def vectors(self) -> int:
+        """So many vectors are the first columns of the targets, see `vector_targets`."""
+        return len(vector_targets(self.targets))
+
+    @property
+    def lengths(self) -> list[int]:
+        """The columns of the targets in the unit of length of the mesh."""
+        of = [part.startswith(DISPLACEMENT_PREFIX) for part in vector_targets(self.targets)]
+        return [i for i in range(3 * len(of)) if of[i // 3]]
+
+    @property
+    def vector_outputs(self) -> int:
+        """So many vectors are the first outputs of the network, by directions of the surface."""
+        return self.vectors if self.vector_head == "surface" else 0
 
 
 OPTIONS = TaskOptions(
@@ -67,8 +130,8 @@ OPTIONS = TaskOptions(
     For --out, Ctrl-C and --resume, see `diffnet train segmentation`.
     """,
     data="Folder of meshes with targets, a table file,COLUMN,… of whole meshes (.csv or .tsv), or shards.",
-    sets=("files",),
+    sets=("files", "mask"),
     own=RegressionOptions,
-    prediction=("targets", "conditions"),
+    prediction=("targets", "conditions", "vector_head", "equal_weights"),
     recipe={"width": 128, "dropout": 0.0, "learning_rate": 1e-3},
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from diffnet.data.feature_names import AUTO_LABELS
+from diffnet.data.feature_names import AUTO_LABELS, checked_mask
 from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.data.options import Base
@@ -24,6 +24,7 @@ class SetOptions(Checked):
     cache: the folder of preprocessed meshes and of indices
     targets, conditions, labels, group_by, seed: those of `TrainOptions`. The seed also makes the generated set.
     needs_train: whether the training part is read
+    fold: see `load_dataset`
     jobs: see `index_dataset`
     """
 
@@ -35,6 +36,14 @@ class SetOptions(Checked):
         "else those in its subfolders.",
         metavar="PATTERN",
     )
+    mask: str | None = option(
+        None,
+        LABELS,
+        "Where vertices count, file:NAME or label/lh.cortex.label: elsewhere, there are no loss, score and prediction, "
+        "and own arrays among the features, which may be NaN, are 0. It is the feature mask:NAME.",
+        metavar="file:NAME",
+        check=checked_mask,
+    )
     outputs_at: LabelsAt | None = option(
         None, LABELS, "Elements that the network labels; other labels are converted. Default: those of the labels."
     )
@@ -45,6 +54,7 @@ class SetOptions(Checked):
         "pairs.txt in the folder, else all.",
     )
     base: Base = option("auto", None, "Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
+    registered: bool = option(False, None, "The meshes have the same faces, and vertices of one number correspond.")
     channels: int | None = option(
         None, None, "Features that the network computes. By default 128; 256 if unsupervised.", least=1
     )
@@ -55,11 +65,12 @@ class SetOptions(Checked):
     group_by: str | None = None
     seed: int = 0
     needs_train: bool = True
+    fold: tuple[int, int] | None = None
     jobs: int | None = None
 
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "jobs")}
+        return {name: getattr(self, name) for name in ("seed", "needs_train", "group_by", "files", "fold", "jobs")}
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
-from diffnet.train.report.transfer import pair_heading, pair_page, position_colors, texture_colors, transferred
+from diffnet.train.report.transfer import pair_colors, pair_heading
+from diffnet.viz import page
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
 
@@ -94,13 +95,14 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
         errors = _at_vertices(data, number, scores.errors)
     heading = pair_heading(first.name, second.name)
     path = f"pairs/{number:03d}.html"
-    pair_page(first.mesh, second.mesh, matches, (first.name, second.name), errors).save(out / path)
-    color, texture = position_colors(second.mesh), texture_colors(second.mesh)
+    meshes, titles = [first.mesh, second.mesh], (first.name, second.name)
+    colors = pair_colors(first.mesh, second.mesh, matches, errors)
+    page(meshes, colors=colors, titles=titles, heading=heading).save(out / path)
     pictures = (
-        (first.mesh, transferred(color, matches), "Transferred colors", first.name),
-        (second.mesh, color, "Colors by position", second.name),
-        (first.mesh, transferred(texture, matches), "Transferred texture", first.name),
-        (second.mesh, texture, "Texture", second.name),
+        (first.mesh, colors[0]["position"], "Transferred colors", first.name),
+        (second.mesh, colors[1]["position"], "Colors by position", second.name),
+        (first.mesh, colors[0]["texture"], "Transferred texture", first.name),
+        (second.mesh, colors[1]["texture"], "Texture", second.name),
     )
     figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)
     link = f'<a href="{path}">{html.escape(heading)}</a>'

@@ -43,6 +43,7 @@ def write_values_report(
     summary: Mapping[str, str],
     *,
     columns: Sequence[Mapping[str, Any]],
+    vectors: Sequence[Mapping[str, Any]] = (),
     meshes: Sequence[Sequence[Any]] = (),
     at: TargetsAt,
     scatter: bytes,
@@ -55,12 +56,15 @@ def write_values_report(
         truth and error. Values of whole meshes are the caption of one picture.
     summary: entries at the top, in this order
     columns: name, count and the `score_columns` of each column; a score may be None
+    vectors: the same of each vector
     meshes: the table of the scores of each mesh, see `mesh_table_html`
     scatter, curves: charts, see `scatter_png` and `curves_png`
     """
-    scores = score_columns(columns)
+    entries = [*vectors, *columns]
+    scores = score_columns(entries)
     table = (
-        (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row[key]) for key in scores)) for row in columns
+        (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row.get(key)) for key in scores))
+        for row in entries
     )
     captions = ("Predictions against the truth", "Training")
     names = [str(column["name"]) for column in columns]

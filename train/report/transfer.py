@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry import Mesh
-from diffnet.viz import page
 from diffnet.viz.fields import MISSING_COLOR
-from diffnet.viz.pages import Page
 from diffnet.viz.palette import make_scale
 
 CELLS = 14  # squares of the texture along the longest side
@@ -35,28 +33,23 @@ def texture_colors(mesh: Mesh) -> Colors:
     return np.where(is_pale[:, None], (255 * WHITE_SHARE + (1 - WHITE_SHARE) * colors).astype(np.uint8), colors)
 
 
-def pair_page(
-    first: Mesh, second: Mesh, matches: NDArray[np.int64], names: tuple[str, str], errors: Floats | None = None
-) -> Page:
-    """A page with two meshes side by side, where the first one has the colors and the texture of the second.
+def pair_colors(
+    first: Mesh, second: Mesh, matches: NDArray[np.int64], errors: Floats | None = None
+) -> list[dict[str, Colors]]:
+    """The texture and the colors of the second mesh, on both meshes, and on the first one its errors.
 
     matches: (V,) a vertex of the second mesh for each vertex of the first, or −1
-    names: of both meshes
     errors: (V,) geodesic errors at the vertices of the first mesh, or None
     """
     of_second = {"texture": texture_colors(second), "position": position_colors(second)}
-    colors = [{name: transferred(values, matches) for name, values in of_second.items()}, of_second]
+    missing = np.array([MISSING_COLOR], np.uint8)  # of a vertex without a partner, -1
+    colors = [{name: np.append(values, missing, axis=0)[matches] for name, values in of_second.items()}, of_second]
     if errors is not None:
         # Scalars would be shown first.
         name = f"error, from 0 to {MAX_ERROR:g} √area"
         colors_of = make_scale(errors, range=(0, MAX_ERROR)).colors
         colors[0][name], colors[1][name] = colors_of(errors), colors_of(np.full(len(second.verts), np.nan))
-    return page([first, second], colors=colors, titles=names, heading=pair_heading(*names))
-
-
-def transferred(colors: Colors, matches: NDArray[np.int64]) -> Colors:
-    """The colors (V, 3) of matched vertices, and MISSING_COLOR at one without a partner, −1."""
-    return np.append(colors, np.array([MISSING_COLOR], np.uint8), axis=0)[matches]
+    return colors
 
 
 def pair_heading(first: str, second: str) -> str:

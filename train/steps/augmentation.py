@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffnet.data import Sample, TargetsAt, augmented
+from diffnet.data.augmentation import turned_targets
 from diffnet.geometry import random_rotations
 from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.store.transfer import aligned
@@ -27,7 +28,8 @@ MESH_SHARE = 1 / 3  # probability that an epoch uses a mesh itself, and not one 
 class Changes:
     """The random changes of the meshes of an epoch, in the order of the training. None if a change is not made.
 
-    rotations: (N, 3, 3), which the training step applies to vectors among the features
+    rotations: (N, 3, 3), which the training step applies to vectors among the features. Operators stay, so vectors that
+        a network gives in their frames stay, too. Targets of the head in space turn.
     mirror: (N,) bool, factors: (N,), times and mirrored_classes, see `augmented`
     """
 
@@ -53,7 +55,19 @@ class Changes:
         return None if self.rotations is None else aligned(self.rotations[first : first + count])
 
     def made(self, sample: Sample, first: int) -> Sample:
-        """The sample, on the device, with all changes but rotations. Its first mesh has the number `first`."""
+        """The sample, on the device, with all changes but those of its features by rotations.
+
+        Its first mesh has the number `first`.
+        """
+        sample = self._made(sample, first)
+        rotations = self.rotations_of(first, len(sample.operators))
+        if rotations is None or self.options.vector_head == "surface" or not self.options.vectors:
+            return sample
+        targets = turned_targets(sample.labels, self.options.vectors, rotations, sample.operators, self.labels_at)
+        return replace(sample, labels=targets)
+
+    def _made(self, sample: Sample, first: int) -> Sample:
+        """The sample with all changes but rotations."""
         jitter, rows = None, slice(first, first + len(sample.operators))
         if self.options.jitter > 0:
             jitter = self.options.jitter * torch.randn(len(sample.features), 3, device=sample.features.device)
@@ -68,6 +82,8 @@ class Changes:
             times=self.times,
             mirrored_classes=self.mirrored_classes,
             labels_at=self.labels_at,
+            vectors=self.options.vectors,
+            lengths=self.options.lengths,
         )
 
 

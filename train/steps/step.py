@@ -38,7 +38,7 @@ class TrainingStep:
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
-        loss = _TaskLoss(task, options, task.tallying(options)[0](model.last.out_features, device))
+        loss = _TaskLoss(task, options, task.tallying(options)[0](model.out_channels, device))
         self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
             _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
@@ -125,6 +125,8 @@ class _TaskLoss(MaskedLoss):
             predictions = self._task.to_score(outputs.detach(), self._options)
             self.tally.add_(self._tally_of(predictions, targets, outputs.shape[-1]))
             loss: Tensor = self._task.loss(outputs, targets, self._options)
+            if self._task.term is not None:
+                loss = loss + self._task.term(outputs, targets)
             self._loss_and_one[0].copy_(loss.detach())
             self.sums.addcmul_(self._loss_and_one, self._counted(targets))  # few kernels: a step has about a hundred
             return loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,13 @@ from diffnet.data import (
 )
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
+from diffnet.data.pairs.files import map_names, write_map
 from diffnet.data.pairs.partial import with_partial_copies
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, SurfacePoints, area_under_curve, mean_error
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import check_folder_path
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
 from diffnet.train.correspondence.partial import OVERLAP, overlap_loss, overlap_outputs, overlap_tally
 from diffnet.train.correspondence.targets import pair_samples
@@ -38,10 +40,11 @@ from diffnet.train.metrics import percent, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, Task
+from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
-TRAINED_PAIRS = 10_000  # in all epochs together, by default
+# In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
+TRAINED_PAIRS: dict[Method, int] = {"supervised": 10_000, "unsupervised": 3_000}
 PARTIAL_PAIRS = 25_000  # the same for partial shapes
 
 
@@ -101,7 +104,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if options.partial:
             return overlap_loss(maps, targets)
         if options.method == "unsupervised":
-            return unsupervised_loss(maps)
+            return unsupervised_loss(maps, options.weight_of)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
@@ -115,11 +118,13 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             data[0] if len(data) == 1 else list(data),
             how.pairs,
             base=how.base,
+            registered=how.registered,
             seed=how.seed,
             group_by=how.group_by,
             cache_dir=how.cache,
             needs_train=how.needs_train,
             partial_shapes=options.partial,
+            fold=how.fold,
         )
         return paired_meshes(pairs, how.channels or CHANNELS[options.method], partial=options.partial)
 
@@ -131,7 +136,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if "epochs" in choices:
             return options
         count = len(pairs.train_pairs) * max(1, options.mesh_variants.count)
-        return replace(options, epochs=max(1, round((PARTIAL_PAIRS if options.partial else TRAINED_PAIRS) / count)))
+        trained = PARTIAL_PAIRS if options.partial else TRAINED_PAIRS[options.method]
+        return replace(options, epochs=max(1, round(trained / count)))
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
@@ -167,17 +173,20 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return 1 - errors / truth if truth > 0 else float("nan")
 
     def results(self, scored: ScoredPairs) -> dict[str, Any]:
-        """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known."""
-        names = [(scored.data.test[i].name, scored.data.test[j].name) for i, j in scored.data.test_pairs]
+        """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known.
+
+        `unmatched` counts true correspondences of vertices to which a map gives none. They don't count in errors.
+        """
+        names = [(first.name, second.name) for first, second in scored.data.test_shapes]
         counts: dict[str, Any] = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
-            return {**nothing, "flipped_pairs": None, **counts, "pairs": []}
+            return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
         if scored.overlaps:
             counts |= {name: _mean([overlap[name] for overlap in scored.overlaps]) for name in OVERLAP}
         overlaps = scored.overlaps or [{} for _ in names]
-        has_mirror = scored.data.mirror is not None
+        has_mirror = any(scored.data.mirrored_truth(*shapes) is not None for shapes in scored.data.test_shapes)
         mean = mean_error(errors)
         return {
             "mean_error": mean,
@@ -185,6 +194,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             "auc": area_under_curve(errors),
             "floor": float(np.nanmean([pair.floor for pair in scored.errors])),
             "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
+            "unmatched": int(np.isnan(errors).sum()),
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
@@ -218,23 +228,31 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if has_overlap:
             iou, accuracy = (percent(results[name]) for name in OVERLAP)
             flips += f", IoU of the overlap {iou}, balanced accuracy {accuracy}"
+        count = results["unmatched"]
+        unmatched = f", without {counted(count, 'vertex', 'vertices')} that the maps leave out" if count else ""
         return table, (
             f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
-            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}"
+            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}{unmatched}"
         )
 
-    def write_report(
-        self,
-        out: Path,
-        scored: ScoredPairs,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 
-        write_pairs_report(out, scored, results, summary, curves)
+        write_pairs_report(parts.out, scored, results, parts.summary, parts.curves)
+
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
+        assert isinstance(data, PairedMeshes)
+        check_folder_path(folder)
+        meshes = [(first.mesh.name, second.mesh.name) for first, second in data.pairs.test_shapes]
+        files = [folder / f"{name}.{form}" for name in map_names(meshes)]
+        if there := [file for file in files if file.exists()]:
+            raise OptionError(f"{there[0]}: this file would be overwritten; choose another folder for the maps")
+
+        def write(scored: ScoredPairs) -> None:
+            for file, vertices, shapes in zip(files, scored.maps, scored.data.test_shapes, strict=True):
+                write_map(file, vertices, [shape.mesh for shape in shapes])
+
+        return write
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
         if isinstance(data, MeshPairs):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, LabelScore
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, with_class_options
-from diffnet.train.tasks.task import MeshTask, Scored
+from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
 
@@ -233,26 +232,18 @@ class LabelTask(MeshTask):
     def shown(self, scored: Scored) -> list[int]:
         """The meshes on the page of predictions."""
 
-    def write_report(
-        self,
-        out: Path,
-        scored: Scored,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.charts import confusion_png, ranking_png
         from diffnet.train.report.report import write_report
 
         matrix = self.matrix_of(scored)
         confusion = confusion_png(matrix, scored.label_names)
-        write_atomically(out / "confusion.png", confusion)
+        write_atomically(parts.out / "confusion.png", confusion)
         rankings = self._read(scored)["rankings"]
         ranking = ranking_png(rankings, scored.label_names) if rankings else None
         if ranking is not None:
-            write_atomically(out / "ranking.png", ranking)
+            write_atomically(parts.out / "ranking.png", ranking)
 
         titles = {
             "test_accuracy": "Test accuracy" if scores_a_test(results) else "Accuracy",
@@ -265,15 +256,15 @@ class LabelTask(MeshTask):
         entries = {title: percent(results[name]) for name, title in titles.items() if name in results}
         entries |= {title: number(results[name]) for name, title in ranked.items() if name in results}
         write_report(
-            out / "predictions.html",
+            parts.out / "predictions.html",
             self.reported(scored, self.shown(scored)),
-            {**entries, **summary},
+            {**entries, **parts.summary},
             matrix=matrix,
-            meshes=[rows[0], *(rows[1 + i] for i in self.worst_first(scored))],
+            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in self.worst_first(scored))],
             ranking=ranking,
             label_names=scored.label_names,
             confusion=confusion,
-            curves=curves,
+            curves=parts.curves,
             at=scored.labels_at,
             title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
         )

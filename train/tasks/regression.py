@@ -6,9 +6,11 @@ Networks are trained on standardized targets. Everything that people read is in 
 from __future__ import annotations
 
 import math
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.data import LabeledMeshes, TargetsAt, feature_parts, index_targets, with_columns
-from diffnet.data.feature_names import vector_columns
+from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, csv_text, write_atomically
+from diffnet.geometry.files import as_text, csv_text, npy_bytes, write_atomically
+from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import (
@@ -36,19 +39,26 @@ from diffnet.train.metrics import (
     score_columns,
     scores_a_test,
     spread_over,
+    vector_scores,
 )
 from diffnet.train.options import TrainOptions
-from diffnet.train.options.regression import Loss
+from diffnet.train.options.regression import Loss, target_weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, Scored, npy_bytes
+from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
 SHOWN_WHOLE = 60
 MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
-_IN_PLY = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_OF_VECTORS = "_relative_l2", "_angle"  # ends of columns of per_mesh.csv
+
+
+@cache
+def _weights_on(device: torch.device, text: str) -> Tensor:
+    """The weights (C,) of all columns, on a device. They stay there: a CUDA graph can't copy from the host."""
+    return torch.tensor([weight for _, weight in target_weight_entries(text)], dtype=torch.float32, device=device)
 
 
 def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
@@ -70,18 +80,32 @@ def _mesh_errors(scored: Scored) -> NDArray[np.float64]:
 
     NaN without targets. Whole meshes have no `relative_l2`. Meshes are read one after another, once.
     """
+    return _errors(scored)[0]
+
+
+def _vector_errors(scored: Scored) -> NDArray[np.float64]:
+    """The `vector_scores` of each mesh and each vector among the targets, (M, 2, P). NaN where not defined."""
+    return _errors(scored)[1]
+
+
+def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The results of `_mesh_errors` and `_vector_errors`."""
     if "errors" not in scored.memo:
-        at, rows = scored.labels_at, []
+        at, rows, vectors = scored.labels_at, [], []
         for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels, dtype=torch.float64)
             errors = predicted.double() - truth
-            relative = np.full(truth.shape[1], np.nan)
+            relative, areas = np.full(truth.shape[1], np.nan), np.ones(len(truth))
             if at != "meshes":
-                is_cloud, per_polygon = mesh.is_point_cloud, mesh.has_polygons
-                areas = np.ones(len(truth)) if is_cloud else element_areas(mesh, at, per_polygon=per_polygon)
+                if not mesh.is_point_cloud and not scored.equal_weights:
+                    areas = element_areas(mesh, at, per_polygon=mesh.has_polygons)
                 relative = relative_l2(predicted.numpy(), labels, areas)
             rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
-        scored.memo["errors"] = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
+            parts = [slice(3 * i, 3 * i + 3) for i in range(len(scored.vectors))]
+            vectors.append([vector_scores(predicted[:, part].numpy(), labels[:, part], areas) for part in parts])
+        of_columns = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
+        of_vectors = np.array(vectors).reshape(len(rows), len(scored.vectors), 2).transpose(0, 2, 1)
+        scored.memo["errors"] = of_columns, of_vectors
     return scored.memo["errors"]  # type: ignore[no-any-return]
 
 
@@ -101,19 +125,20 @@ def _scattered(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]
     return predicted, true
 
 
-def _ply_names(names: Sequence[str]) -> list[str]:
-    """A name of a PLY property for each column. It has letters, digits and underscores only, and no two are equal."""
-    from diffnet.viz.ply import RESERVED
+def _joined(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Columns as arrays. Those that `read_targets` makes of one array, NAME_0, NAME_1, …, are one array (N, C) again.
 
-    result: list[str] = []
-    for name in names:
-        plain = re.sub(r"\W", "_", name, flags=re.ASCII)
-        if not _IN_PLY.fullmatch(plain) or plain in RESERVED:
-            plain = f"value_{plain}"
-        while plain in result:
-            plain += "_"
-        result.append(plain)
-    return result
+    >>> {name: x.shape for name, x in _joined(["u_0", "u_1", "p"], np.zeros((5, 3))).items()}
+    {'u': (5, 2), 'p': (5,)}
+    """
+    arrays = dict[str, NDArray[np.float64]]()
+    for stem, group in groupby(range(len(names)), lambda i: names[i].rpartition("_")[0]):
+        columns = list(group)
+        if len(columns) > 1 and [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]:
+            arrays[stem] = values[:, columns]
+        else:
+            arrays |= {names[i]: values[:, i] for i in columns}
+    return arrays
 
 
 class Regression(MeshTask):
@@ -130,18 +155,47 @@ class Regression(MeshTask):
     def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
         return with_columns(data, names)
 
+    def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
+        """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets."""
+        data, options = super().prepared(data, options)
+        if options.target_weights is None:
+            return data, options
+        names, vectors = data.label_names, [part.partition(":")[2] for part in vector_targets(options.targets)]
+        entries, weights = target_weight_entries(options.target_weights), [1.0] * len(names)
+        if not entries[0][0]:  # of a stored run
+            if len(entries) != len(names):
+                raise OptionError(f"target_weights has {len(entries)} weights for {len(names)} columns")
+            return data, options
+        for name, weight in entries:
+            columns = component_names(name) if name in vectors else [name]
+            if not set(columns) <= set(names):
+                raise OptionError(f"target_weights names {name!r}, and the targets are {listing([*vectors, *names])}")
+            for column in columns:
+                weights[names.index(column)] = weight
+        return data, replace(options, target_weights=",".join(f"{weight:.8g}" for weight in weights))
+
     def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
         """Raises OptionError for targets that should turn with the mesh, or change sides with it, and don't.
 
         Warns if they are a vector and the features don't depend on the orientation.
         """
+        parts, count = vector_targets(options.targets), 3 * options.vectors
+        expected = [name for part in parts for name in component_names(part.partition(":")[2])]
+        if data.label_names[:count] != expected:
+            columns = listing(data.label_names)
+            raise OptionError(f"{'+'.join(parts)} should be the first columns of the targets, which are {columns}")
         if options.scalar_targets:
             return
-        vectors, sides = vector_columns(data.label_names), found_sides(data.label_names)
-        parts = feature_parts(options.features)
-        knows = any(part.is_vector or part.array is not None for part in parts)
+        others = data.label_names[count:]
+        vectors, sides = vector_columns(others), found_sides(others)
+        knows = any(part.is_vector or part.array is not None for part in feature_parts(options.features))
         features = f"the features {options.features} don't depend on its orientation"
-        scalars = "If they are numbers that stay as they are when a mesh is turned or mirrored, add --scalar-targets"
+        scalars = (
+            "If they are a vector in files of the meshes, write --targets vector:NAME. If they are numbers that stay "
+            "as they are when a mesh is turned or mirrored, add --scalar-targets"
+        )
+        if parts and options.vector_head == "space" and not knows:
+            raise OptionError(f"{parts[0]} turns with the mesh, but {features}. Leave out --vector-head space")
         if vectors:
             columns = f"the columns {', '.join(vectors[0])} look like a vector, which turns with the mesh"
             if options.mirror:
@@ -163,9 +217,14 @@ class Regression(MeshTask):
         return [("targets", f"{listing(data.label_names)} of the {data.labels_at}"), *conditions]
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
-        """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none."""
+        """The mean error () over the targets that are not NaN, as the option `loss` says. 0 if there are none.
+
+        Errors are multiplied by the weights of the targets.
+        """
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
+        if options.target_weights is not None:
+            errors = errors * _weights_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
@@ -176,6 +235,14 @@ class Regression(MeshTask):
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         return index_targets(data[0], how.cache, how.targets, conditions=how.conditions, **how.for_index())
+
+    def scored(
+        self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
+    ) -> Scored:
+        options: TrainOptions = where["options"]
+        names = tuple(part.partition(":")[2] for part in vector_targets(options.targets))
+        scored = super().scored(data, predictions, samples, **where)
+        return replace(scored, vectors=names, equal_weights=options.equal_weights)
 
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
@@ -202,17 +269,26 @@ class Regression(MeshTask):
         if scored.labels_at != "meshes":
             for row, column in zip(rows, _mesh_errors(scored)[:, 2].T, strict=True):
                 row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
+        fields = []
+        for name, (relative, angles) in zip(scored.vectors, _vector_errors(scored).transpose(2, 1, 0), strict=True):
+            count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
+            means = (None if np.isnan(column).all() else float(np.nanmean(column)) for column in (relative, angles))
+            fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
+        more = {"vectors": fields} if fields else {}
         mean = mean_r2(tally)
-        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows}
+        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows, **more}
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The errors of each column, or the target and the prediction of whole meshes."""
         whole = scored.labels_at == "meshes"
         ends = ("", "_predicted") if whole else ("_mae", "_rmse", "_relative_l2")
-        rows: list[list[Any]] = [["mesh", *(f"{name}{end}" for name in scored.label_names for end in ends)]]
+        header = [f"{name}{end}" for name in scored.label_names for end in ends]
+        rows: list[list[Any]] = [["mesh", *header, *(f"{v}{end}" for v in scored.vectors for end in _OF_VECTORS)]]
+        more = _vector_errors(scored)
         pairs = ((truth[0], each[0]) for truth, each in zip(_truths(scored), scored.predictions, strict=True))
-        for name, values in zip(names_of(scored.meshes), pairs if whole else _mesh_errors(scored), strict=True):
-            numbers = [float(value) for of_column in zip(*values, strict=True) for value in of_column]
+        of_meshes = pairs if whole else _mesh_errors(scored)
+        for name, values, vectors in zip(names_of(scored.meshes), of_meshes, more, strict=True):
+            numbers = [float(value) for part in (values, vectors) for each in zip(*part, strict=True) for value in each]
             rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
         return rows
 
@@ -223,55 +299,49 @@ class Regression(MeshTask):
         return np.argsort(-sizes, kind="stable").tolist()
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
-        scores = score_columns(results["columns"])
+        entries = [*results.get("vectors", ()), *results["columns"]]
+        scores = score_columns(entries)
         table = Table("column", "targets", *scores.values())
         for column in table.columns[1:]:
             column.justify = "right"
-        for row in results["columns"][:30]:
-            table.add_row(row["name"], str(row["count"]), *(number(row[key]) for key in scores))
-        if len(results["columns"]) > 30:
-            table.add_row(f"… {len(results['columns']) - 30} more in results.json", "", *("" for _ in scores))
+        for row in entries[:30]:
+            table.add_row(row["name"], str(row["count"]), *(number(row.get(key)) for key in scores))
+        if len(entries) > 30:
+            table.add_row(f"… {len(entries) - 30} more in results.json", "", *("" for _ in scores))
         return table, f"{'test ' if scores_a_test(results) else ''}R² {number(results['test_r2'])}"
 
-    def write_report(
-        self,
-        out: Path,
-        scored: Scored,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
+    def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.regression import scatter_png, write_values_report
 
         scatter = scatter_png(*_scattered(scored), scored.label_names)
-        write_atomically(out / "scatter.png", scatter)
+        write_atomically(parts.out / "scatter.png", scatter)
         order = self.worst_first(scored)
         shown = spread_over(order, SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
         write_values_report(
-            out / "predictions.html",
+            parts.out / "predictions.html",
             self.reported(scored, shown),
-            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **summary},
+            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
             columns=results["columns"],
-            meshes=[rows[0], *(rows[1 + i] for i in order)],
+            vectors=results.get("vectors", ()),
+            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in order)],
             at=scored.labels_at,
             scatter=scatter,
-            curves=curves,
+            curves=parts.curves,
             title=f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         if at == "meshes":
             return ()  # one table
-        formats = (".csv", ".npy") if at == "edges" else (".ply", ".npy", ".csv")  # a PLY file has no edges
+        formats = (".csv", ".npy") if at == "edges" else (".ply", ".vtp", ".npy", ".csv")  # meshes have no edges
         return (*formats, ".shape.gii") if at == "vertices" else formats
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
         """The columns with their names."""
-        from diffnet.viz import write_ply
         from diffnet.viz.palette import make_scale
+        from diffnet.viz.ply import ply_names, write_ply
 
         names, values, at = network.label_names, predicted.values.numpy(), network.labels_at
         assert at != "meshes"  # these are in a table
@@ -279,12 +349,15 @@ class Regression(MeshTask):
             write_atomically(file, values_bytes(mesh_suffix(file), values))
         elif file.suffix.lower() == ".npy":
             write_atomically(file, npy_bytes(values))
+        elif file.suffix.lower() == ".vtp":
+            assert at != "edges"
+            write_vtp(file, predicted.mesh, at, _joined(names, values))
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
         else:
             colors = make_scale(values[:, 0]).colors(values[:, 0])
-            scalars = dict(zip(_ply_names(names), values.T, strict=True))
-            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at)
+            scalars, before = dict(zip(ply_names(names), values.T, strict=True)), properties_of(predicted.mesh)
+            write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=at, attributes=before)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
         values, at = predicted.values.numpy(), network.labels_at

@@ -14,16 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffnet.data import UNLABELED, LabeledMeshes, LabelsAt, TargetsAt, index_dataset, with_labels_at
+from diffnet.data.folders.sources import holds_labels
+from diffnet.data.numbers import text_of
 from diffnet.geometry import Mesh, element_areas
-from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
+from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
-from diffnet.geometry.mesh.mesh import mesh_suffix
+from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 from diffnet.train.metrics import mean_iou, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
-from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, npy_bytes, write_views
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions
 
@@ -40,15 +43,50 @@ def write_predictions(
 ) -> None:
     """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture.
 
+    Meshes keep the properties of their files.
+
     predictions: as from `predict_labels`
     label_names, label_numbers: of the classes, see `diffnet.viz.write_ply`
     """
     from diffnet.viz import write_ply
 
     for (mesh, labels), path in zip(predictions, plys, strict=True):
-        write_ply(path, mesh, labels=labels, label_names=label_names, label_numbers=label_numbers, at=at)
+        names: dict[str, Any] = {"label_names": label_names, "label_numbers": label_numbers}
+        write_ply(path, mesh, labels=labels, **names, at=at, attributes=properties_of(mesh))
     meshes, fields = [mesh for mesh, _ in predictions], [{"prediction": labels} for _, labels in predictions]
     write_views(meshes, html, png, Segmentation.heading, fields, kind="labels", at=at, label_names=label_names)
+
+
+def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None:
+    """Write a PLY or a VTP file with the labels, the instances and the probabilities, and with what the mesh had."""
+    from diffnet.viz.ply import ply_names, write_ply
+
+    mesh, classes, instances = predicted.mesh, predicted.values.numpy(), predicted.instances
+    names, numbers, at = network.label_names, network.label_numbers, cast(LabelsAt, network.labels_at)
+    shares = dict[str, NDArray[Any]]()
+    if predicted.probabilities is not None and at != "edges":
+        columns = predicted.probabilities.numpy().T
+        shares = {f"probability_{name}": column for name, column in zip(names, columns, strict=True)}
+    if file.suffix.lower() == ".ply":
+        scalars = dict(zip(ply_names([*shares]), shares.values(), strict=True))
+        labels: dict[str, Any] = {"labels": classes, "label_names": names, "label_numbers": numbers}
+        more = properties_of(mesh)
+        write_ply(file, mesh, **labels, instances=instances, scalars=scalars, at=at, attributes=more)
+        return
+    arrays: dict[str, NDArray[Any]] = {"label": np.array([*numbers, UNLABELED], np.int64)[classes]}
+    arrays |= {} if instances is None else {"instance": instances}
+    lines = [f"{number} {name}" for number, name in zip(numbers, names, strict=True)]
+    write_vtp(file, mesh, at, arrays | shares, {"label_names": np.array(lines)})
+
+
+def _entries_beside(mesh: Mesh) -> dict[str, Any]:
+    """What the JSON file with the labels of a mesh says of the whole mesh, such as `jaw` and `id_patient`."""
+    if mesh.path is None:
+        return {}
+    file = Path(mesh.path).with_name(f"{mesh_stem(mesh.path)}.json")
+    content = json.loads(text_of(file)) if file.is_file() and holds_labels(file) else None
+    entries = content if isinstance(content, dict) else {}
+    return {name: value for name, value in entries.items() if not isinstance(value, list)}
 
 
 def _soft_results(scored: Scored) -> dict[str, float]:
@@ -108,18 +146,18 @@ class Segmentation(LabelTask):
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""
         suffix = {"vertices": ".json", "faces": ".seg", "edges": ".eseg"}
         of_cortices = (".annot", ".label.gii") if at == "vertices" else ()
-        return ".ply", ".txt", ".npy", ".csv", suffix[at], *of_cortices
+        of_vtk = () if at == "edges" else (".vtp",)
+        return ".ply", ".txt", ".npy", ".csv", suffix[at], *of_vtk, *of_cortices
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
-        """The labels as the numbers of the training files, and the instances."""
-        from diffnet.viz import write_ply
+        """The labels as the numbers of the training files, the instances, and in meshes the probabilities."""
         from diffnet.viz.palette import label_colors
 
         mesh, classes = predicted.mesh, predicted.values.numpy()
         instances = predicted.instances
-        names, numbers, at = network.label_names, network.label_numbers, cast(LabelsAt, network.labels_at)
-        if file.suffix.lower() == ".ply":
-            write_ply(file, mesh, labels=classes, label_names=names, label_numbers=numbers, instances=instances, at=at)
+        names, numbers = network.label_names, network.label_numbers
+        if file.suffix.lower() in (".ply", ".vtp"):
+            _write_mesh(file, predicted, network)
             return
         if mesh_suffix(file) in (".annot", ".label.gii"):
             write_atomically(file, values_bytes(mesh_suffix(file), classes, names, label_colors(len(names))))
@@ -130,7 +168,7 @@ class Segmentation(LabelTask):
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
         elif file.suffix.lower() == ".json":
             more = {} if instances is None else {"instances": instances.tolist()}
-            content = json.dumps({"labels": labels.tolist(), **more})
+            content = json.dumps({**_entries_beside(mesh), "labels": labels.tolist(), **more})
         elif file.suffix.lower() == ".csv":
             columns = [("label", *labels.tolist()), ("name", *([*names, ""][i] for i in classes.tolist()))]
             if instances is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,9 @@ from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_polygons, on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
+from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
@@ -100,12 +101,16 @@ class Scored:
 
     predictions: for each mesh, the result of `Task.to_score`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
+    vectors: the names of those among the targets of a regression, which are the first columns
+    equal_weights: whether relative errors count all elements alike, and not by their areas
     """
 
     meshes: Sequence[LabeledMesh]
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
+    vectors: tuple[str, ...] = ()
+    equal_weights: bool = False
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
     def truths(self) -> Iterator[NDArray[Any]]:
@@ -136,11 +141,26 @@ def titles_of(meshes: Sequence[Mesh]) -> list[str]:
     return stems if len(set(stems)) == len(stems) else [mesh.name for mesh in meshes]
 
 
-def npy_bytes(array: NDArray[Any]) -> bytes:
-    """The content of a file of NumPy."""
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
+def write_vtp(
+    file: Path,
+    mesh: Mesh,
+    at: LabelsAt,
+    arrays: Mapping[str, NDArray[Any]],
+    fields: Mapping[str, NDArray[Any]] | None = None,
+) -> None:
+    """Write a mesh as a VTP file with arrays (N,) or (N, C) at its elements, and with those of its own file.
+
+    at: "vertices" or "faces"
+    fields: arrays of the whole mesh
+    """
+    before = properties_of(mesh)
+    tables = {"vertices": before.vertices, "faces": before.faces}
+    tables[at] = beside(arrays, tables[at])
+    sizes, corners = mesh.sizes, mesh.corners
+    if sizes is None or corners is None:
+        sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
+    content = VtkArrays(tables["vertices"], tables["faces"], beside(fields or {}, before.fields))
+    write_atomically(file, vtp_bytes(mesh.verts, sizes, corners, content))
 
 
 def write_views(
@@ -174,6 +194,15 @@ def write_views(
         write_atomically(png, png_bytes(drawn.pixels))
 
 
+class ReportParts(NamedTuple):
+    """What a report has besides scores. rows: of `Task.per_mesh`. curves: the content of curves.png, or None"""
+
+    out: Path
+    rows: list[list[Any]]
+    summary: Mapping[str, str]
+    curves: bytes | None = None
+
+
 Part: TypeAlias = Literal["train", "test"]
 AnySample: TypeAlias = Sample | PairSample
 D = TypeVar("D", bound=LabeledMeshes)
@@ -192,6 +221,7 @@ class Task(ABC, Generic[D, S]):
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
     meshes_of_sample: the number of meshes in each sample
+    term: a further term of the loss, see `run_training`, or None
     no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
     """
 
@@ -202,6 +232,7 @@ class Task(ABC, Generic[D, S]):
     standardized: bool = False
     captured: bool = True
     no_classes: str | None = None
+    term: Callable[[Tensor, Tensor], Tensor] | None = None
     meshes_of_sample: int = 1
 
     @abstractmethod
@@ -313,22 +344,13 @@ class Task(ABC, Generic[D, S]):
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The content of results.json as a table and a line for the console."""
 
-    @abstractmethod
-    def write_report(
-        self,
-        out: Path,
-        scored: S,
-        results: dict[str, Any],
-        rows: list[list[Any]],
-        summary: Mapping[str, str],
-        curves: bytes | None,
-    ) -> None:
-        """Write predictions.html and `report_files`.
+    def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[S], None]:
+        """A function that writes the maps of scored pairs. Raises OptionError if they would replace a file."""
+        raise OptionError("save_maps is for correspondence")
 
-        rows: of `per_mesh`
-        summary: more entries for the summary
-        curves: the content of curves.png, or None
-        """
+    @abstractmethod
+    def write_report(self, scored: S, results: dict[str, Any], parts: ReportParts) -> None:
+        """Write predictions.html and `report_files`."""
 
     @abstractmethod
     def on_meshes(self) -> MeshTask:
@@ -353,7 +375,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
                 raise DataError(f"the labels are at {data.labels_at}, and the network predicts those at {at}")
         else:
             data = with_labels_at(data, network.labels_at)
-        data = labels_on_surface(data, network.options.preprocessing.normalize)
+        data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         return self.matched(without_classes(data, network.options.ignore), network.label_names)
 
     @abstractmethod
@@ -363,7 +385,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} does not take pairs of meshes")
-        return labels_on_surface(data, options.preprocessing.normalize), options
+        return labels_on_surface(data, options.preprocessing.normalize, options.features), options
 
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
