@@ -162,7 +162,9 @@ def measured_pairs(
 
 
 def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], **how: Any) -> ScoredPairs:
-    """See `score_pairs`. outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`; how: see `measured_pairs`
+    """Turn outputs into maps of points and overlaps, and measure them. how: see `measured_pairs`
+
+    outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`
 
     Errors are those of all vertices in the true overlap, whatever overlap is predicted.
     """

@@ -21,7 +21,12 @@ LOSS_TERMS = "bijectivity", "orthogonality", "coupling"  # of the unsupervised m
 _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0, "learning_rate": 2e-3}
 # Changes for partial shapes. Their area says nothing of their size, so the unit is that of the training set.
-_PARTIAL: dict[str, Any] = {"partial": True, "features": "metric-curvature+log-hks", "normalize": "none", "cut": 0.7}
+_PARTIAL: dict[str, Any] = {
+    "partial": True,
+    "features": "metric-curvature+diffused-offsets+log-hks",
+    "normalize": "none",
+    "cut": 0.7,
+}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
