@@ -107,16 +107,13 @@ def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     for (x, t), (y, u) in zip(meshes[0::2], meshes[1::2], strict=True):
         logits, labels = torch.cat([x[:, -1], y[:, -1]]), torch.cat([t[:, 0], u[:, 0]])
         known = labels >= 0
-        loss = loss + _mean(F.binary_cross_entropy_with_logits(logits[known], labels[known].float(), reduction="none"))
+        losses = F.binary_cross_entropy_with_logits(logits, known * labels.to(logits), reduction="none")
+        loss = loss + (known * losses).sum() / known.sum().clamp(min=1)
         for one, other, match in ((x, y, t[:, 1]), (y, x, u[:, 1])):
-            rows = (match >= 0).nonzero()[:, 0]
-            scores = one[rows, :-1] @ other[:, :-1].mT / TEMPERATURE
-            loss = loss + _mean(F.cross_entropy(scores, match[rows], reduction="none")) / 2
+            scores = one[:, :-1] @ other[:, :-1].mT / TEMPERATURE
+            losses = F.cross_entropy(scores, match, ignore_index=-1, reduction="sum")
+            loss = loss + losses / (match >= 0).sum().clamp(min=1) / 2
     return loss / (len(meshes) // 2)
-
-
-def _mean(losses: Tensor) -> Tensor:
-    return losses.sum() / max(len(losses), 1)
 
 
 def overlap_tally(outputs: Tensor, targets: Tensor) -> Tensor:
