@@ -629,9 +629,11 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     turned = write_partial_set(tmp_path / "turned", turn=True)
     evaluate = ["evaluate", "--checkpoint", run / "last.pt", *cache, "--jobs", 1, "--device", "cpu", "--data"]
     for folder, name in ((data, "a"), (turned, "b")):
-        output(*evaluate, folder, "--out", tmp_path / name)
+        output(*evaluate, folder, "--out", tmp_path / name, "--save-maps", tmp_path / f"{name} maps")
         for score in ("mean_error", "overlap_iou"):
             assert results_of(tmp_path / name)[score] == pytest.approx(results[score], rel=0 if name == "a" else 0.02)
+    output("evaluate", "--maps", tmp_path / "a maps", "--data", data, *cache, "--out", tmp_path / "c")
+    assert results_of(tmp_path / "c")["mean_error"] == pytest.approx(results["mean_error"])
     a, b = data / "test" / "b4.ply", data / "test" / "b6.ply"
     network = DiffusionNet.load(run / "last.pt")
     middle = torch.from_numpy(match_meshes(a, b, network).overlap[1]).median()
@@ -695,6 +697,7 @@ def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
         ({"partial": True}, "a part's area says nothing of its size; use --normalize none, got radius"),
         ({"cut": 0.5}, "cut needs --partial"),
         ({"features": "metric-curvature", "scale_range": 2.0}, "scale_range can't change metric-curvature"),
+        ({"features": "diffused-offsets", "mirror": True}, "mirror can't change diffused-offsets"),
     ],
 )
 def test_options_of_partial_shapes_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
