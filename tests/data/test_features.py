@@ -105,7 +105,8 @@ def test_offsets_of_diffused_positions_tell_left_from_right() -> None:
     mirrored = make_mesh(whole.verts * [-1, 1, 1], whole.faces[:, ::-1])
     part = cut_by_plane(whole, [1, 0, 0], 0.3)
     values, same, other, cut = (
-        input_features(mesh, precompute(mesh, k=128), "diffused-offsets") for mesh in (whole, turned, mirrored, part.mesh)
+        input_features(mesh, precompute(mesh, k=128), "diffused-offsets")
+        for mesh in (whole, turned, mirrored, part.mesh)
     )
     torch.testing.assert_close(same, values, atol=2e-3, rtol=0)
     torch.testing.assert_close(other[:, :14], values[:, :14], atol=1e-4, rtol=0)

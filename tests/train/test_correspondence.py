@@ -615,7 +615,7 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
         *("train", "correspondence", "--data", data, "--out", run, "--partial", "--variants", 3, *SMALL, *cache),
         *("--epochs", 2, "--lr", 0.01),
     )
-    assert "16 to train on, 3 to test on" in out
+    assert "24 to train on, 3 to test on" in out
     assert "pairs: 18 to train on, 3 to test on" in out
     results = results_of(run)
     assert results["options"]["units"] == pytest.approx(max(np.sqrt(body(seed).area) for seed in range(4)), rel=1e-3)
@@ -629,11 +629,9 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     turned = write_partial_set(tmp_path / "turned", turn=True)
     evaluate = ["evaluate", "--checkpoint", run / "last.pt", *cache, "--jobs", 1, "--device", "cpu", "--data"]
     for folder, name in ((data, "a"), (turned, "b")):
-        output(*evaluate, folder, "--out", tmp_path / name, "--save-maps", tmp_path / f"{name} maps")
+        output(*evaluate, folder, "--out", tmp_path / name)
         for score in ("mean_error", "overlap_iou"):
             assert results_of(tmp_path / name)[score] == pytest.approx(results[score], rel=0 if name == "a" else 0.02)
-    output("evaluate", "--maps", tmp_path / "a maps", "--data", data, *cache, "--out", tmp_path / "c")
-    assert results_of(tmp_path / "c")["mean_error"] == pytest.approx(results["mean_error"])
     a, b = data / "test" / "b4.ply", data / "test" / "b6.ply"
     network = DiffusionNet.load(run / "last.pt")
     middle = torch.from_numpy(match_meshes(a, b, network).overlap[1]).median()
@@ -644,10 +642,19 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     assert found.functional_map is None
     assert 0 < inside.sum() < len(inside) == 162
     np.testing.assert_array_equal(found.matches == -1, ~inside)
-    output(
-        "match", a, b, "--checkpoint", tmp_path / "half.safetensors", "--out", tmp_path / "map.txt", "--device", "cpu"
-    )
+    half = ["--checkpoint", tmp_path / "half.safetensors", "--device", "cpu"]
+    output("match", a, b, *half, "--out", tmp_path / "map.txt")
     np.testing.assert_array_equal(np.loadtxt(tmp_path / "map.txt"), found.matches)
+    line = complaint("match", a, b, *half, "--out", tmp_path / "c.txt", "--functional-map", tmp_path / "c.npz")
+    assert "a network for partial shapes computes no functional map" in line
+    (tmp_path / "pairs.txt").write_text("b6 b4\n")
+    pair = ["--data", data, "--pairs", tmp_path / "pairs.txt", *cache, "--jobs", 1]
+    output("evaluate", *half, *pair, "--out", tmp_path / "c", "--save-maps", tmp_path / "maps")
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "maps" / "b6_b4.txt"), found.matches)
+    output("evaluate", "--maps", tmp_path / "maps", "--maps-base", 0, *pair, "--out", tmp_path / "d")
+    truth = load_pairs(data, tmp_path / "pairs.txt", partial_shapes=True)
+    vertices = truth.truth(*truth.test_shapes[0]).vertices
+    assert results_of(tmp_path / "d")["unmatched"] == (found.matches[vertices] < 0).sum() > 0
     refused(OptionError, "zoomout and fine_tune are for whole shapes", match_meshes, a, b, network, fine_tune=1)
 
 
