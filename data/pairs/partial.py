@@ -38,7 +38,7 @@ def with_partial_copies(data: MeshPairs, variants: Variants, seed: int) -> MeshP
         chance, sides = rng.random(variants.count), np.arange(variants.count) % 2
         chosen = np.array(pair) + len(data.train) * sides[:, None]
         parts = len(wholes) + count * chosen + rng.integers(count, size=chosen.shape)
-        is_whole = np.stack([chance < WHOLE_SHARE, (WHOLE_SHARE <= chance) & (chance < 2 * WHOLE_SHARE)], 1)
+        is_whole = np.stack([chance < WHOLE_SHARE, (chance >= WHOLE_SHARE) & (chance < 2 * WHOLE_SHARE)], 1)
         pairs += [(i, j) for i, j in np.where(is_whole, chosen, parts).tolist()]
     return replace(data, train=[*wholes, *copies], train_pairs=pairs)
 

@@ -12,7 +12,7 @@ from refusals import refused
 
 from diffnet.data import DataError, MeshPairs, PairShape, Variants, load_pairs, pair_errors
 from diffnet.data.pairs.partial import with_partial_copies
-from diffnet.geometry import closest_points, cut_by_plane, load_mesh, make_mesh
+from diffnet.geometry import Mesh, closest_points, cut_by_plane, load_mesh, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
