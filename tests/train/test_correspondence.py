@@ -615,7 +615,7 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
         *("train", "correspondence", "--data", data, "--out", run, "--partial", "--variants", 3, *SMALL, *cache),
         *("--epochs", 2, "--lr", 0.01),
     )
-    assert "24 to train on, 3 to test on" in out
+    assert "16 to train on, 3 to test on" in out
     assert "pairs: 18 to train on, 3 to test on" in out
     results = results_of(run)
     assert results["options"]["units"] == pytest.approx(max(np.sqrt(body(seed).area) for seed in range(4)), rel=1e-3)

@@ -26,6 +26,8 @@ _PARTIAL: dict[str, Any] = {
     "features": "metric-curvature+diffused-offsets+log-hks",
     "normalize": "none",
     "cut": 0.7,
+    "width": 256,
+    "batch_meshes": 4,
 }
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
