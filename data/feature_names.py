@@ -121,7 +121,6 @@ KINDS: dict[str, Kind] = {
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
     "wks-128": Kind(128, descriptor=lambda o, times: geometry.wks(o, 128, unit=True), shift=0.91, factor=1.3),
 }
-METRIC_FEATURES = "metric-curvature", "diffused-offsets"  # those that depend on the unit of length, without positions
 FEATURE_CHANNELS: dict[str, int] = {name: kind.channels for name, kind in KINDS.items()}
 FILE_PREFIX, VECTOR_PREFIX, SCALAR_PREFIX, MASK_PREFIX = "file:", "vector:", "scalar:", "mask:"  # of own arrays
 COLORS = "colors"  # the name of an own array whose channels are known to be scalars

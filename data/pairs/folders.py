@@ -103,8 +103,8 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    numbering: dict[str, Any] = {"base": base, "needs_all": not partial_shapes}
-    data = _registered(data) if registered else _with_correspondences(data, homes, numbering)
+    how: dict[str, Any] = {"base": base, "needs_all": not partial_shapes}
+    data = _registered(data) if registered else _with_correspondences(data, homes, how)
     data = _with_pairs(data, folders, which, needs_train)
     if partial_shapes:
         return data
@@ -161,19 +161,19 @@ def _registered(data: MeshPairs) -> MeshPairs:
     return replace(data, train=train, test=test)
 
 
-def _with_correspondences(data: MeshPairs, roots: Sequence[Path], numbering: dict[str, Any]) -> MeshPairs:
-    """numbering: see `read_indices`"""
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], how: dict[str, Any]) -> MeshPairs:
+    """how: see `read_indices`"""
     shapes = data.train + data.test
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {shape.name: file for shape in shapes if (file := _template_file(shape, ".vts"))}
     if not files:
-        return replace(data, maps=_read_maps(data, numbering))
+        return replace(data, maps=_read_maps(data, how))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, files, roots, numbering)
+    return _with_vertices(data, files, roots, how)
 
 
 def _template_file(shape: PairShape, suffix: str) -> Path | None:
@@ -184,9 +184,7 @@ def _template_file(shape: PairShape, suffix: str) -> Path | None:
     return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(
-    data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], numbering: dict[str, Any]
-) -> MeshPairs:
+def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], how: dict[str, Any]) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
     shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
@@ -196,7 +194,7 @@ def _with_vertices(
         for shape, _, file in sources:
             check_vertex_numbers(shape.mesh, file)
         indices = [IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources]
-        templates = read_indices(indices, **numbering)
+        templates = read_indices(indices, **how)
         for (shape, field, file), template in zip(sources, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
@@ -225,7 +223,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, numbering: dict[str, Any]) -> dict[tuple[str, str], Ints]:
+def _read_maps(data: MeshPairs, how: dict[str, Any]) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -244,7 +242,7 @@ def _read_maps(data: MeshPairs, numbering: dict[str, Any]) -> dict[tuple[str, st
     if not pairs:
         return {}
     files = [file for file, _, _ in pairs.values()]
-    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], **numbering)
+    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], **how)
     return dict(zip(pairs, maps, strict=True))
 
 

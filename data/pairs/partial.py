@@ -34,11 +34,9 @@ def with_partial_copies(data: MeshPairs, variants: Variants, seed: int) -> MeshP
     pairs: list[Pair] = []
     for pair in data.train_pairs:
         chance = rng.random(variants.count)
-        picks = rng.integers(variants.count, size=(variants.count, 2))
-        for share, chosen in zip(chance, picks.tolist(), strict=True):
-            i, j = (first_copy + variants.count * shape + pick for shape, pick in zip(pair, chosen, strict=True))
-            is_whole = share < WHOLE_SHARE, WHOLE_SHARE <= share < 2 * WHOLE_SHARE
-            pairs.append((pair[0] if is_whole[0] else i, pair[1] if is_whole[1] else j))
+        parts = first_copy + variants.count * np.array(pair) + rng.integers(variants.count, size=(variants.count, 2))
+        is_whole = np.stack([chance < WHOLE_SHARE, (chance >= WHOLE_SHARE) & (chance < 2 * WHOLE_SHARE)], 1)
+        pairs += [(i, j) for i, j in np.where(is_whole, pair, parts).tolist()]
     return replace(data, train=[*data.train, *copies], train_pairs=pairs)
 
 

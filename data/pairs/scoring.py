@@ -18,6 +18,7 @@ from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.mesh.objects import on_host
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
 
@@ -81,7 +82,7 @@ def pair_errors(
     count = len(pairs)
     for i, (first, second) in enumerate(pairs):
         if data.is_partial(first, second):
-            distances[i] = _errors_of_part(first, second, maps[i], truths[i], distances[i])
+            distances[i] = _errors_of_part(first, second, (maps[i][truths[i].vertices], right[i]), distances[i])
     errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
     flips = [
         i
@@ -97,13 +98,14 @@ def pair_errors(
     ]
 
 
-def _errors_of_part(
-    first: PairShape, second: PairShape, vertices: NDArray[np.int64], truth: Truth, errors: Floats
-) -> Floats:
-    """The errors (N,) divided by √area of the larger mesh, with straight distances where no path leads."""
-    target, areas = second.mesh, [face_areas(shape.mesh).sum() for shape in (first, second)]
-    ends = target.verts[vertices[truth.vertices]] - target.verts[truth.nearest_vertices(target)]
-    straight = np.linalg.norm(ends, axis=1) / np.sqrt(areas[1])
+def _errors_of_part(first: PairShape, second: PairShape, ends: tuple[Ints, Ints], errors: Floats) -> Floats:
+    """The errors (N,) divided by √area of the larger mesh, with straight distances where no path leads.
+
+    ends: the predicted and the true vertices (N,) of the second mesh
+    """
+    areas = [face_areas(shape.mesh).sum() for shape in (first, second)]
+    predicted, true = (second.mesh.verts[vertices] for vertices in ends)
+    straight = np.linalg.norm(predicted - true, axis=1) / np.sqrt(areas[1])
     return np.where(np.isinf(errors), straight, errors) * np.sqrt(areas[1] / max(areas))
 
 

@@ -162,12 +162,7 @@ def measured_pairs(
 
 
 def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], **how: Any) -> ScoredPairs:
-    """Turn outputs into maps of points and overlaps, and measure them. how: see `measured_pairs`
-
-    outputs: (V_second + V_first, 2) of each pair, see `overlap_outputs`
-
-    Errors are those of all vertices in the true overlap, whatever overlap is predicted.
-    """
+    """See `overlap_outputs` and `measured_pairs`. Errors are those of the true overlap, whatever is predicted."""
     point_maps, overlaps, masked = [], [], []
     for rows, (first, second) in zip(outputs, data.test_shapes, strict=True):
         on_second, on_first = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])

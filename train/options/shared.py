@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from diffnet.data.feature_names import FEATURE_CHANNELS, METRIC_FEATURES, canonical_features, vector_channels
+from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, vector_channels
 from diffnet.data.options import Preprocessing, Variants
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.options import (
@@ -196,10 +196,10 @@ class SharedOptions(Architecture):
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
-        for name in set(METRIC_FEATURES).intersection(self.features.split("+")):
+        if metric := {"metric-curvature", "diffused-offsets"}.intersection(self.features.split("+")):
             if self.scale_range > 1:
-                raise OptionError(f"scale_range can't change {name}, which depends on the size")
-            if self.mirror and name == "diffused-offsets":
+                raise OptionError(f"scale_range can't change {max(metric)}, which depends on the size")
+            if self.mirror and "diffused-offsets" in metric:
                 raise OptionError("mirror can't change diffused-offsets, which tell left from right")
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
