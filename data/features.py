@@ -94,9 +94,8 @@ def input_features(
           depends on the triangulation much less.
         - "metric-curvature", 10: both, in the unit of the positions, and of the surface diffused for fixed times. So a
           part of a mesh has the values of the whole, except near its border.
-        - "diffused-offsets", 24: how far and where a vertex moves from its normal, if the surface is diffused for fixed
-          times in the unit of the positions: products and determinants of the offsets and the normal. It doesn't change
-          if the mesh turns. Determinants change their signs in a mirror image, so they tell left from right.
+        - "diffused-offsets", 24: products and determinants of the normal of a vertex and of the ways that it moves, if the
+          surface is diffused for four times in the unit of the positions. The determinants tell left from right.
         - "hks", 16: the heat kernel signature
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
           elsewhere, and its logarithm is easier to learn from.
