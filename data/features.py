@@ -94,7 +94,7 @@ def input_features(
           depends on the triangulation much less.
         - "metric-curvature", 10: both, in the unit of the positions, and of the surface diffused for fixed times. So a
           part of a mesh has the values of the whole, except near its border.
-        - "diffused-offsets", 24: products and determinants of the normal of a vertex and of the ways that it moves, if the
+        - "diffused-offsets", 24: products and determinants of a vertex's normal and of the ways that it moves, if the
           surface is diffused for four times in the unit of the positions. The determinants tell left from right.
         - "hks", 16: the heat kernel signature
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
