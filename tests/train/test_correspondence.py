@@ -619,6 +619,7 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     assert "pairs: 18 to train on, 3 to test on" in out
     results = results_of(run)
     assert results["options"]["units"] == pytest.approx(max(np.sqrt(body(seed).area) for seed in range(4)), rel=1e-3)
+    assert results["options"]["batch_meshes"] == 4
     assert results["flipped_pairs"] is None
     rows = table_of(run / "per_mesh.csv")
     for name in ("overlap_iou", "overlap_balanced_accuracy"):
