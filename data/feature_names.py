@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeGuard
 
 from diffnet import geometry  # loads its functions, and PyTorch, at first use
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
 
     from diffnet.geometry import Mesh, Operators
 
+OFFSET_TIMES = 0.003, 0.01, 0.03, 0.1
+
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of input features. Its values come from one of two functions.
 
     channels: the number C of its channels
-    of_mesh: (mesh at normalized positions, operators) to values (V, C). Except for positions, they don't depend on the
-        size of the mesh.
+    of_mesh: (mesh at normalized positions, operators) to values (V, C). Except for positions, metric-curvature and
+        diffused-offsets, they don't depend on the size of the mesh.
     descriptor: (operators, times of `hks` or None) to values (V, C). They are computed again for a scaled mesh.
     needs_eigenpairs: whether `of_mesh` needs eigenpairs. Every descriptor does.
     shift, factor: the part beside others is (values − shift) · factor, of about −1 to 1. The constants give bodies
@@ -57,10 +60,48 @@ def _without_unit(curvatures: Tensor, mesh: Mesh) -> Tensor:
     """Mean and Gaussian curvature (…, 2) times the radius of the mesh and its square, compressed."""
     import torch
 
-    mean, gaussian = curvatures.unbind(-1)
     verts = torch.from_numpy(mesh.verts)
-    lengths = torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], -1)
-    return torch.asinh(lengths * float((verts - verts.mean(0)).norm(dim=1).max())) / 2
+    return _compressed(curvatures, float((verts - verts.mean(0)).norm(dim=1).max()))
+
+
+def _compressed(curvatures: Tensor, length: float) -> Tensor:
+    """Mean and Gaussian curvature (…, 2) times a length and its square, compressed."""
+    import torch
+
+    mean, gaussian = curvatures.unbind(-1)
+    return torch.asinh(length * torch.stack([mean, gaussian.sign() * gaussian.abs().sqrt()], -1)) / 2
+
+
+def _metric_curvature(mesh: Mesh, operators: Operators) -> Tensor:
+    """Curvature and diffused curvature in the unit of the positions, so a part of a mesh has those of the whole."""
+    import torch
+
+    times = torch.tensor([0.001, 0.003, 0.01, 0.03]) / operators.mass.sum()
+    diffused = geometry.diffused_curvature(torch.from_numpy(mesh.verts), operators, times=times)
+    return _compressed(torch.cat([geometry.curvature(operators)[:, None], diffused], 1), 1.0).flatten(1)
+
+
+def _diffused_offsets(mesh: Mesh, operators: Operators) -> Tensor:
+    """What the normal and the offsets of a vertex to where diffusion takes it have in any frame.
+
+    The offsets are those after four fixed times t, divided by √(2 t). The values are the dot products of each two of
+    the five vectors, the lengths of the offsets, and of each three vectors the determinant d as sign(d) √|d|. A mirror
+    image changes the signs of determinants, so these tell left from right.
+    """
+    import torch
+
+    positions = torch.from_numpy(mesh.verts).to(operators.mass)
+    centered = positions - (operators.mass[:, None] * positions).sum(0) / operators.mass.sum()
+    spectrum, evecs = geometry.to_spectral(centered, operators)[0], operators.evecs.to(operators.mass)
+    vectors = [operators.normals]
+    for time in OFFSET_TIMES:
+        diffused = evecs @ (torch.exp(-time * operators.evals[0])[:, None] * spectrum)
+        vectors.append((diffused - centered) / math.sqrt(2 * time))
+    values = [(a * b).sum(1) for a, b in combinations(vectors, 2)] + [a.norm(dim=1) for a in vectors[1:]]
+    for a, b, c in combinations(vectors, 3):
+        determinant = (torch.linalg.cross(a, b) * c).sum(1)
+        values.append(determinant.sign() * determinant.abs().sqrt())
+    return torch.stack(values, 1)
 
 
 def _log_hks(operators: Operators, times: Tensor | None) -> Tensor:
@@ -73,6 +114,8 @@ KINDS: dict[str, Kind] = {
     "normals": Kind(3, lambda mesh, operators: operators.normals, factor=math.sqrt(3), is_vector=True),
     "curvature": Kind(2, lambda mesh, operators: _without_unit(geometry.curvature(operators), mesh)),
     "diffused-curvature": Kind(8, _diffused_curvature, shift=0.2, factor=1.35, needs_eigenpairs=True),
+    "metric-curvature": Kind(10, _metric_curvature, shift=0.2, factor=1.35, needs_eigenpairs=True),
+    "diffused-offsets": Kind(24, _diffused_offsets, shift=0.1, factor=4.0, needs_eigenpairs=True),
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
     "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),

@@ -94,6 +94,10 @@ def input_features(
           the size, and large values grow as their logarithm.
         - "diffused-curvature", 8: the same, of the surface diffused for four times, see `diffused_curvature`. It
           depends on the triangulation much less.
+        - "metric-curvature", 10: both, in the unit of the positions, and of the surface diffused for fixed times. So a
+          part of a mesh has the values of the whole, except near its border.
+        - "diffused-offsets", 24: products and determinants of a vertex's normal and of the ways that it moves, if the
+          surface is diffused for four times in the unit of the positions. The determinants tell left from right.
         - "hks", 16: the heat kernel signature
         - "log-hks", 16: log(hks) / 3. On small components and tips, the heat kernel is a thousand times larger than
           elsewhere, and its logarithm is easier to learn from.

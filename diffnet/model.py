@@ -27,6 +27,7 @@ from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
 from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, takes
+from diffnet.pair_attention import PairAttention
 from diffnet.shared_launches import shared_launches
 from diffnet.spatial_gradient_features import Rotation
 from diffnet.vector_outputs import VectorOutputs
@@ -60,6 +61,14 @@ class NetworkOptions(BlockDetails, Architecture):
             least=0,
         ),
     )
+    pair_attention: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.",
+            least=0,
+        ),
+    )
     last_activation: Activation | None = field(
         default=None, kw_only=True, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
     )
@@ -72,6 +81,8 @@ class NetworkOptions(BlockDetails, Architecture):
         if not is_right:
             each = f" for each of {self.out_channels} channels" if isinstance(at, tuple) else ""
             raise OptionError(f"outputs_at should be one of {', '.join(PLACES)}{each}, got {at!r:.200}")
+        if self.pair_attention > self.blocks:
+            raise ValueError(f"pair_attention should be at most {self.blocks}, got {self.pair_attention}")
         if self.last_activation is not None and not callable(self.last_activation):
             raise TypeError(
                 f"last_activation should be a function of a tensor, got {self.last_activation!r}; "
@@ -113,6 +124,7 @@ class DiffusionNet(nn.Module):
     global_tokens: int = 0  # of the class, because pickles of older versions lack it
     condition_channels: int = 0
     vectors: int = 0
+    pair_attention: int = 0
     dropout: float
     recompute_activations: bool = False
 
@@ -134,6 +146,8 @@ class DiffusionNet(nn.Module):
         self.first = nn.Linear(o.in_channels, width)
         of_block = {f.name: arguments[f.name] for f in fields(BlockOptions) if f.name != "channels"}
         self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
+        if o.pair_attention:
+            self.pairs = nn.ModuleList(PairAttention(width) for _ in range(o.pair_attention))
         self.last: nn.Linear | VectorOutputs = (
             VectorOutputs(width, o.out_channels, o.vectors, o.backend)
             if o.vectors
@@ -207,7 +221,9 @@ class DiffusionNet(nn.Module):
         # The operators as all blocks take them. On a GPU they are computed in the first step only.
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
-        for block, more in zip(self.blocks, shared, strict=True):
+        for number, (block, more) in enumerate(zip(self.blocks, shared, strict=True), self.pair_attention):
+            if number >= len(self.blocks):
+                x = self.pairs[number - len(self.blocks)](x, operators)
             x = self._call(block, x, prepared, *further, **more)
         is_vector = isinstance(self.last, VectorOutputs)
         x = self.last(x, operators) if is_vector else self._linear(self.last, x, **last)

@@ -34,6 +34,7 @@ from diffnet.train.tasks.task import Task, task_named
 __all__ = ["Checkpoint", "CheckpointError", "build_model", "load_checkpoint", "restore_model", "save_checkpoint"]
 
 CONTENT = {"model", "optimizer", "history", "best", "options", "label_names", "labels_at", "data"}
+PAIR_ATTENTION = 2  # layers of networks for partial shapes
 MAX_INTEGER = 2**31  # of whole numbers in the options, except the seed
 
 Path = str | os.PathLike[str]
@@ -80,6 +81,7 @@ def build_model(
         len(label_names),
         **options.network,
         condition_channels=len(options.condition_names),
+        pair_attention=min(PAIR_ATTENTION, options.blocks) if options.partial else 0,
         vectors=options.vector_outputs,
         **(VECTOR_BLOCKS if options.vector_outputs else {}),
         outputs_at=outputs_at_of(labels_at),

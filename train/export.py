@@ -52,8 +52,10 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
 
     The outputs are compared with the network's on a mesh. Raises OptionError, a ValueError, if they differ by more than
     1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, for networks
-    with `vectors`, and for implicit diffusion, whose number of steps depends on the values.
+    with `vectors` or attention in pairs, and for implicit diffusion, whose number of steps depends on the values.
     """
+    if network.pair_attention:
+        raise OptionError("a network with attention in pairs takes two meshes, so it can't be exported")
     if network.diffusion == "implicit":
         raise OptionError(
             "implicit diffusion takes a number of steps that depends on the mesh, so it can't be exported"

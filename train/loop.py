@@ -119,9 +119,10 @@ def train(
             trained = taken(samples, [number for group in fitted for number in group])
             sizes = trained.sizes() if isinstance(trained, DeviceSamples) else [s.operators for s in trained]
             step.capture(sizes, limits=largest_part([int(n) for n in counts_of(trained)], options, parts))
-        elif scored is not model:  # the network alone
+        elif scored is not model and not options.partial:  # the network alone
             graphed(model, first_visits=0)
-        graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
+        if not options.partial:
+            graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     best = -math.inf
     content = ranks.after_first(lambda: [contents_of(part) for part in (meshes.train, meshes.test)])
@@ -248,6 +249,8 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
     if options.freeze == "blocks":
         model.first.requires_grad_(False)
         model.blocks.requires_grad_(False)
+        if model.pair_attention:
+            model.pairs.requires_grad_(False)
     return model, start["meshes"]
 
 

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 # The scores in metrics.csv that are shares from 0 to 1, and how people call all scores.
-SHARES = ("accuracy", "balanced_accuracy", "mean_iou", "dice")
+SHARES = ("accuracy", "balanced_accuracy", "mean_iou", "dice", "overlap_iou")
 SCORE_NAMES = {
     "balanced_accuracy": "balanced accuracy",
     "mean_iou": "mean IoU",
     "dice": "mean Dice",
+    "overlap_iou": "IoU of the overlap",
     "roc_auc": "ROC-AUC",
     "average_precision": "average precision",
     "r2": "R²",

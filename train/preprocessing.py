@@ -78,7 +78,8 @@ def run_data(
         where: dict[str, Any] = {"cache_dir": cache_dir, "jobs": jobs, "console": console}
         train_items = with_max_faces(fitted, data.labels_at, options, **where)
         test_items = with_max_faces(tested, data.labels_at, options, to_score=True, **where)
-        variants = _variants(train_items, data.labels_at, options, **where)
+        is_single = task.meshes_of_sample == 1  # pairs have copies of their own
+        variants = _variants(train_items, data.labels_at, options, **where) if is_single else []
         items = joined([train_items, test_items, variants])
         return statistics, targets, conditions, train_items, test_items, variants, items
 

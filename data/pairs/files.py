@@ -134,7 +134,7 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", *, needs_all: 
 
     base: the number of the first vertex, "0" or "1". All files of a set have the same. "auto" finds it: an index 0
         means 0, and an index equal to the number of vertices means 1.
-    needs_all: whether a negative index, which marks a missing point, is an error. Else it stays negative.
+    needs_all: whether a negative index, which marks a missing point, is an error. Else it is −1.
 
     Raises DataError for a file that is missing or holds anything but whole numbers; for an index out of range; for a
     missing point; for files that contradict each other; and if "auto" fits both.
@@ -144,7 +144,7 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", *, needs_all: 
         if needs_all and len(missing := np.flatnonzero(array < 0)):
             raise DataError(
                 f"{file.path}: entry {missing[0] + 1} is {array[missing[0]]}, which marks a missing point, as on a "
-                "partial shape. Partial shapes are not supported: every point needs a vertex"
+                "partial shape. Partial shapes are not supported without --partial: every point needs a vertex"
             )
     first = _first_number(files, values) if base == "auto" else int(base)
     for file, array in zip(files, values, strict=True):
@@ -154,7 +154,7 @@ def read_indices(files: Sequence[IndexFile], base: Base = "auto", *, needs_all: 
                 f"{file.path}: entry {outside[0] + 1} is {array[outside[0]]}, but the vertices of {file.name} are "
                 f"numbered from {first} to {file.vertices + first - 1}"
             )
-    return [np.where(array < 0, array, array - first) for array in values]
+    return [np.where(array < 0, -1, array - first) for array in values]
 
 
 def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:

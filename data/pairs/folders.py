@@ -42,6 +42,7 @@ def load_pairs(
     group_by: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     needs_train: bool = True,
+    partial_shapes: bool = False,
     fold: tuple[int, int] | None = None,
     without: Mapping[str, str] | None = None,
 ) -> MeshPairs:
@@ -61,6 +62,7 @@ def load_pairs(
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, the training part may be missing, as for an evaluation. Without a division, all meshes are
         for testing.
+    partial_shapes: whether shapes may be partial. Then a negative index, or nan, marks a point that a mesh lacks.
     without: see `index_dataset`
 
     Correspondences are in `corres/`, `maps/` or `points/` in the folder, or beside the meshes. The set may have none.
@@ -76,10 +78,10 @@ def load_pairs(
     DT4D-H (Magnet et al. 2022). Lists of that set name `CLASS/NAME`.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
-    missing points, since partial shapes are not supported, for vertices of an STL file, which doesn't number them, and
+    missing points without `partial_shapes`, for vertices of an STL file, which doesn't number them, and
     for a part without pairs. The message names the file.
-    Raises MeshError for a mesh that can't be read, and for a partial shape in a pair with a whole one, if they have no
-    template points.
+    Raises MeshError for a mesh that can't be read, and without `partial_shapes` for a partial shape in a pair with a
+    whole one, if they have no template points.
     """
     if base not in ("auto", "0", "1"):
         raise DataError(f"base should be auto, 0 or 1, got {base!r}")
@@ -103,8 +105,11 @@ def load_pairs(
     if held_out:
         left_out.append(f"meshes for validation, which pairs don't have: {listing(s.name for s in held_out)}")
     data = MeshPairs(train, test, [], [], source=source, left_out=tuple(left_out))
-    data = _registered(data) if registered else _with_correspondences(data, homes, base)
+    how: dict[str, Any] = {"base": base, "needs_all": not partial_shapes}
+    data = _registered(data) if registered else _with_correspondences(data, homes, how)
     data = _with_pairs(data, folders, which, rule)
+    if partial_shapes:
+        return data
     # A shape with a place for every template point is whole.
     for shapes, part_pairs in ((data.train, data.train_pairs), (data.test, data.test_pairs)):
         check_whole([(shapes[i].mesh, shapes[j].mesh) for i, j in part_pairs if shapes[i].template is None])
@@ -158,18 +163,19 @@ def _registered(data: MeshPairs) -> MeshPairs:
     return replace(data, train=train, test=test)
 
 
-def _with_correspondences(data: MeshPairs, roots: Sequence[Path], base: Base) -> MeshPairs:
+def _with_correspondences(data: MeshPairs, roots: Sequence[Path], how: dict[str, Any]) -> MeshPairs:
+    """how: see `read_indices`"""
     shapes = data.train + data.test
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
     files = {shape.name: file for shape in shapes if (file := _template_file(shape, ".vts"))}
     if not files:
-        return replace(data, maps=_read_maps(data, base))
+        return replace(data, maps=_read_maps(data, how))
     for shape in shapes:
         if shape.name not in files:
             raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, files, roots, base)
+    return _with_vertices(data, files, roots, how)
 
 
 def _template_file(shape: PairShape, suffix: str) -> Path | None:
@@ -180,7 +186,7 @@ def _template_file(shape: PairShape, suffix: str) -> Path | None:
     return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
 
 
-def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], base: Base) -> MeshPairs:
+def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], how: dict[str, Any]) -> MeshPairs:
     """The files of one folder start at the same number, and have the same number of template points."""
     shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
@@ -189,7 +195,8 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
         sources += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
         for shape, _, file in sources:
             check_vertex_numbers(shape.mesh, file)
-        templates = read_indices([IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources], base)
+        indices = [IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources]
+        templates = read_indices(indices, **how)
         for (shape, field, file), template in zip(sources, templates, strict=True):
             if len(template) != len(templates[0]):
                 raise DataError(
@@ -218,7 +225,7 @@ def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
     return partners
 
 
-def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
+def _read_maps(data: MeshPairs, how: dict[str, Any]) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
     by_stem: dict[str, dict[str, Path]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
@@ -237,7 +244,7 @@ def _read_maps(data: MeshPairs, base: Base) -> dict[tuple[str, str], Ints]:
     if not pairs:
         return {}
     files = [file for file, _, _ in pairs.values()]
-    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], base)
+    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], **how)
     return dict(zip(pairs, maps, strict=True))
 
 

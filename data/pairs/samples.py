@@ -26,16 +26,19 @@ class PairedMeshes(LabeledMeshes):
     pairs: MeshPairs = field(kw_only=True)
 
 
-def paired_meshes(pairs: MeshPairs, channels: int) -> PairedMeshes:
+def paired_meshes(pairs: MeshPairs, channels: int, *, partial: bool = False) -> PairedMeshes:
     """The data set of a network that computes C features for matching.
 
     channels: C
+    partial: whether the last output is no feature, but the logit of the overlap of partial shapes
     """
 
     def meshes_of(shapes: Sequence[PairShape]) -> list[LabeledMesh]:
         return [LabeledMesh(s.name, s.mesh, np.full(len(s.mesh.verts), UNLABELED, np.int64)) for s in shapes]
 
     names = [str(i) for i in range(channels)]
+    if partial:
+        names[-1] = "overlap"
     about: dict[str, Any] = {"source": pairs.source, "left_out": pairs.left_out}
     return PairedMeshes(meshes_of(pairs.train), meshes_of(pairs.test), names, "vertices", pairs=pairs, **about)
 
@@ -47,7 +50,7 @@ class PairSample:
     A functional map of the pair takes functions on a to functions on b, and its map of points takes each vertex of b to
     a vertex of a. So b is the first mesh of a pair of `MeshPairs`, and a the second.
 
-    target: computes the true functional map (1, K, K), NaN where it is not known
+    target: computes the true functional map (1, K, K), NaN where it is not known; or the targets (V, C) of all vertices
     """
 
     a: Sample

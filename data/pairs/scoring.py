@@ -14,9 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from diffnet.data.labeled import DataError
 from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
+from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.mesh.objects import on_host
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
 
@@ -52,6 +54,9 @@ def pair_errors(
         whose errors are NaN
     cache_dir, jobs: see `geodesic_errors_of_all`
 
+    Errors of partial shapes are those in the overlap. They are divided by √area of the larger mesh, and are straight
+    distances between pieces without a path.
+
     Raises ValueError for a pair without truth, and for a map with another number of vertices than the first mesh;
     DataError for a map without a vertex where there is a true one.
     """
@@ -59,7 +64,7 @@ def pair_errors(
     meshes = [second.mesh for _, second in pairs]
     truths = [_truth_of(data, first, second) for first, second in pairs]
     for (first, _), vertices, points in zip(pairs, maps, truths, strict=True):
-        if not (vertices[points.vertices] >= 0).any():
+        if len(points.vertices) and not (vertices[points.vertices] >= 0).any():
             raise DataError(f"{first.name}: a predicted map has no vertex where there is a true one")
     mirrors = {i: truth for i, pair in enumerate(pairs) if (truth := data.mirrored_truth(*pair)) is not None}
 
@@ -74,6 +79,9 @@ def pair_errors(
         + [_sample_of(meshes[i], maps[i][t.vertices], t.points) for i, t in mirrors.items()]
     )
     count = len(pairs)
+    for i, (first, second) in enumerate(pairs):
+        if data.is_partial(first, second):
+            distances[i] = _errors_of_part(first, second, (maps[i][truths[i].vertices], truths[i].points), distances[i])
     errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
     flips = [
         i
@@ -83,8 +91,21 @@ def pair_errors(
     others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
     by_mirror = dict(zip(flips, others, strict=True))
     return [
-        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i])) for i, each in enumerate(errors)
+        # Two partial shapes may have no overlap.
+        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i]) if len(each) else np.nan)
+        for i, each in enumerate(errors)
     ]
+
+
+def _errors_of_part(first: PairShape, second: PairShape, ends: tuple[Ints, Ints], errors: Floats) -> Floats:
+    """The errors (N,) divided by √area of the larger mesh, with straight distances where no path leads.
+
+    ends: the predicted and the true vertices (N,) of the second mesh
+    """
+    areas = [face_areas(shape.mesh).sum() for shape in (first, second)]
+    predicted, true = (second.mesh.verts[vertices] for vertices in ends)
+    straight = np.linalg.norm(predicted - true, axis=1) / np.sqrt(areas[1])
+    return np.where(np.isinf(errors), straight, errors) * np.sqrt(areas[1] / max(areas))
 
 
 def _errors(predictions: Sequence[Prediction], **how: Any) -> list[Floats]:

@@ -28,9 +28,10 @@ class PairShape:
 
     name: unique in the set
     template: the vertex of the mesh at each of the T points that all meshes of the set share, (T,), or None if it isn't
-        known
+        known. Vertices are −1 for points that a partial shape lacks.
     folder: the folder of the mesh. Pairs within and across folders differ by it.
     mirrored: the vertex at the mirror image of each template point, (T,), or None if it isn't known
+    whole, vertices: the shape that this one is cut from, and the numbers (V,) of its vertices there
     """
 
     name: str
@@ -38,6 +39,16 @@ class PairShape:
     template: Ints | None = None
     folder: str = ""
     mirrored: Ints | None = None
+    whole: PairShape | None = None
+    vertices: Ints | None = None
+
+    def numbers_of(self, vertices: Ints) -> Ints:
+        """The numbers (N,) in this mesh of vertices of the shape that it is cut from, −1 for those that are cut off."""
+        if self.whole is None or self.vertices is None:
+            return vertices
+        numbers = np.full(len(self.whole.mesh.verts) + 1, -1)  # the last is that of −1
+        numbers[self.vertices] = np.arange(len(self.vertices))
+        return numbers[vertices]
 
     def __repr__(self) -> str:
         points = None if self.template is None else f"{len(self.template)} points"
@@ -98,8 +109,54 @@ class MeshPairs:
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
 
-        Maps give them for all vertices of the first mesh, and template points for these.
+        Maps give them for all vertices of the first mesh, and template points for these. Those of partial shapes are in
+        the overlap.
         """
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        if truth is None or not self.is_partial(first, second):
+            return truth
+        vertices, points = self._places(first, second, truth)
+        both = (vertices >= 0) & (points >= 0)
+        return Truth(vertices[both], points[both])
+
+    def is_partial(self, first: PairShape, second: PairShape) -> bool:
+        """Whether one of two shapes is cut from another one, or has points without a partner."""
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        if truth is None or first.whole is not None or second.whole is not None:
+            return truth is not None
+        return bool((truth.vertices < 0).any() or (truth.points < 0).any())
+
+    def overlap(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints]:
+        """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.
+
+        1 for a vertex in the overlap, 0 for one outside, −1 where it isn't known, as at vertices without a template
+        point. By a map from the first mesh, vertices of the second one are outside if they are no image and not beside
+        any.
+        """
+        sides = np.full(len(first.mesh.verts), -1), np.full(len(second.mesh.verts), -1)
+        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
+        if truth is None:
+            return sides
+        places = self._places(first, second, truth)
+        both = (places[0] >= 0) & (places[1] >= 0)
+        for labels, vertices in zip(sides, places, strict=True):
+            labels[vertices[vertices >= 0]] = 0
+            labels[vertices[both]] = 1
+        if (first.name, second.name) in self.maps:
+            faces = second.mesh.faces
+            beside = np.unique(faces[(sides[1][faces] == 1).any(1)])
+            sides[1][np.setdiff1d(np.arange(len(sides[1])), beside)] = 0
+        return sides
+
+    def _places(self, first: PairShape, second: PairShape, truth: Truth) -> tuple[Ints, Ints]:
+        """Vertices of the first mesh and of the second that correspond, (N,) each; −1 for one that is missing.
+
+        truth: that of the shapes that they are cut from
+        """
+        return first.numbers_of(truth.vertices), second.numbers_of(truth.points)
+
+    def _truth_of_wholes(self, first: PairShape, second: PairShape) -> Truth | None:
+        """The true correspondences of shapes that aren't cut from others. −1 is a missing vertex."""
         vertices = self.maps.get((first.name, second.name))
         if vertices is not None:
             return Truth(np.arange(len(vertices)), vertices)
@@ -108,7 +165,9 @@ class MeshPairs:
         return Truth(first.template, second.template)
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
-        """The correspondences with left and right exchanged, or None if the set has no symmetry."""
+        """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""
+        if self.is_partial(first, second):
+            return None
         if second.mirrored is not None and first.template is not None:
             return Truth(first.template, second.mirrored)
         if self.mirror is None or first.template is None or second.template is None:
@@ -130,7 +189,7 @@ def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:
         if longer - shorter > MAX_DIFFERENCE:
             raise MeshError(
                 f"{part.name}: partial shapes are not supported; its boundary is {longer:.2f} √area long, that of "
-                f"{whole.name} {shorter:.2f} √area"
+                f"{whole.name} {shorter:.2f} √area. A network of --partial matches them"
             )
 
 

@@ -71,6 +71,7 @@ def network_in_checkpoint(
     outputs_at = outputs_at_of(checkpoint["labels_at"])
     if "blocks.0.modulation.weight" in weights:
         architecture["condition_channels"] = weights["blocks.0.modulation.weight"].shape[-1]
+    architecture["pair_attention"] = sum(n.startswith("pairs.") and n.endswith(".norm.weight") for n in weights)
     out_channels = len(last)
     if normal is not None:
         architecture |= {"vectors": len(normal), **VECTOR_BLOCKS}

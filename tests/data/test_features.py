@@ -14,6 +14,7 @@ import trimesh
 from refusals import refused
 from rich.console import Console
 from scipy.spatial import cKDTree
+from scipy.spatial.transform import Rotation
 from set_files import write, write_ply
 from shapes import ellipsoid
 from torch import Tensor
@@ -47,6 +48,7 @@ from diffnet.geometry import (
     Operators,
     collate,
     curvature,
+    cut_by_plane,
     decimate,
     diffused_curvature,
     load_mesh,
@@ -80,6 +82,38 @@ def obj(path: Path, mesh: Mesh, colors: np.ndarray | None = None) -> Mesh:
     rows = mesh.verts if colors is None else np.concatenate([mesh.verts, colors], 1)
     write(path.parent, {path.name: (rows, mesh.faces)})
     return load_mesh(path)
+
+
+def test_metric_curvature_of_a_part_is_that_of_the_whole() -> None:
+    sphere = trimesh.creation.icosphere(4, radius=0.5)
+    whole = make_mesh(sphere.vertices, sphere.faces)
+    part = cut_by_plane(whole, [1, 0, 0], 0.5)
+    values = [input_features(mesh, precompute(mesh, k=128), "metric-curvature") for mesh in (whole, part.mesh)]
+    assert values[0].shape[1] == 10
+    torch.testing.assert_close(values[0].mean(0)[:2], torch.full((2,), np.arcsinh(2.0) / 2).float(), atol=0.01, rtol=0)
+    inner = part.mesh.verts[:, 0] < -0.4
+    away = (values[1] - values[0][part.vertices])[inner].abs().mean(0)
+    assert away[[0, 1]].max() < 1e-3
+    assert away[[4, 6]].max() < 0.03  # diffused; 128 eigenpairs blur the shortest time, and the border is near for 0.03
+
+
+def test_offsets_of_diffused_positions_tell_left_from_right() -> None:
+    """They stay if a mesh turns, and 128 eigenpairs give a part those of the whole. A mirror image exchanges signs."""
+    ball = trimesh.creation.icosphere(3, radius=0.3)
+    whole = make_mesh(ball.vertices * [1, 0.8, 0.6] + 0.1 * ball.vertices[:, [1, 2, 0]] ** 2, ball.faces)
+    turned = replace(whole, verts=Rotation.random(random_state=0).apply(whole.verts))
+    mirrored = make_mesh(whole.verts * [-1, 1, 1], whole.faces[:, ::-1])
+    part = cut_by_plane(whole, [1, 0, 0], 0.3)
+    values, same, other, cut = (
+        input_features(mesh, precompute(mesh, k=128), "diffused-offsets")
+        for mesh in (whole, turned, mirrored, part.mesh)
+    )
+    torch.testing.assert_close(same, values, atol=2e-3, rtol=0)
+    torch.testing.assert_close(other[:, :14], values[:, :14], atol=1e-4, rtol=0)
+    torch.testing.assert_close(other[:, 14:], -values[:, 14:], atol=2e-3, rtol=0)
+    assert values[:, 14:].abs().mean() > 0.01
+    away = (cut - values[part.vertices])[part.mesh.verts[:, 0] < -0.2].abs().mean(0)
+    assert away[[0, 1, 4, 10, 11, 14]].max() < 5e-3  # those of the two short times
 
 
 def test_parts_have_one_order() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import trimesh
 from refusals import refused
 from scipy.spatial import cKDTree
 
-from diffnet.data import DataError, MeshPairs, PairShape, load_pairs, pair_errors
-from diffnet.geometry import load_mesh, make_mesh
+from diffnet.data import DataError, MeshPairs, PairShape, Variants, load_pairs, pair_errors
+from diffnet.data.pairs.partial import with_partial_copies
+from diffnet.geometry import cut_by_plane, load_mesh, make_mesh
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -124,6 +126,87 @@ def test_maps(four: Path, form: str) -> None:
     refused(DataError, r"pairs\.txt: there is no map from m2 to m3", load_pairs, four)
     (four / "maps" / form.format("m0", "m1")).write_text("1\n2")
     refused(DataError, r"m0.m1\.\w+: 2 entries, but .*m0\.off has 42 vertices", load_pairs, four)
+
+
+@pytest.mark.parametrize("form", ["template", "map"])
+def test_partial_shapes(four: Path, form: str) -> None:
+    """m2 lacks the template points 0 to 9, and m3 5 to 19."""
+    first, second = order(2).copy(), order(3).copy()
+    if form == "template":
+        write_vts(four, 1)
+        for name, numbers, missing in (("m2", first, range(10)), ("m3", second, range(5, 20))):
+            numbers[missing] = -2
+            np.savetxt(four / "corres" / f"{name}.vts", numbers + 1, fmt="%d")
+    else:
+        (four / "maps").mkdir()
+        for i, j in ((0, 1), (2, 3)):
+            own = np.full(VERTICES, -1)
+            own[order(i)[20:]] = order(j)[20:]
+            np.savetxt(four / "maps" / f"m{i}_m{j}.txt", own, fmt="%d")
+    with pytest.raises(DataError, match=r"marks a missing point, as on a partial shape\. Partial shapes are not supp"):
+        load_pairs(four)
+    data = load_pairs(four, base="1" if form == "template" else "0", partial_shapes=True)
+    truth = data.truth(*data.test)
+    assert sorted(zip(truth.vertices, truth.points, strict=True)) == sorted(
+        zip(order(2)[20:], order(3)[20:], strict=True)
+    )
+    inside, inside_second = data.overlap(*data.test)
+    assert sorted(np.flatnonzero(inside == 1)) == sorted(order(2)[20:])
+    assert sorted(np.flatnonzero(inside_second == 1)) == sorted(order(3)[20:])
+    if form == "template":
+        assert (inside[order(2)[10:20]] == 0).all()
+        assert (inside[order(2)[:10]] == -1).all()  # nothing says where these vertices belong
+        assert (inside_second[order(3)[:5]] == 0).all()
+    else:
+        assert (inside[order(2)[:20]] == 0).all()
+        near = np.unique(renumbered(3).faces[np.isin(renumbered(3).faces, order(3)[20:]).any(1)])
+        assert set(np.flatnonzero(inside_second == -1)) == set(near) - set(order(3)[20:])
+
+
+@pytest.mark.parametrize("form", ["template", "map"])
+def test_partial_copies_have_the_truth_of_their_wholes(form: str) -> None:
+    balls = [renumbered(i) for i in range(2)]
+    meshes = [make_mesh(ball.vertices, ball.faces) for ball in balls]
+    templates: list[Any] = [order(0), order(1)] if form == "template" else [None, None]
+    more: dict[str, Any] = {}
+    whole = np.empty(VERTICES, np.int64)
+    whole[order(0)] = order(1)
+    if form == "map":
+        more = {"maps": {("m0", "m1"): whole}}
+    shapes = [PairShape(f"m{i}", mesh, templates[i]) for i, mesh in enumerate(meshes)]
+    data = with_partial_copies(MeshPairs(shapes, [], [(0, 1)], [], **more), Variants(6, cut=0.6), seed=0)
+    assert [len(data.train), len(data.train_pairs)] == [2 + 2 * 6, 6]
+    assert [shape.name for shape in data.train[2:4]] == ["m0, part 1", "m0, part 2"]
+    again = with_partial_copies(MeshPairs(shapes, [], [(0, 1)], [], **more), Variants(6, cut=0.6), seed=0)
+    assert again.train_pairs == data.train_pairs
+    for i, j in data.train_pairs:
+        first, second = data.train[i], data.train[j]
+        kept = [np.arange(VERTICES) if shape.vertices is None else shape.vertices for shape in (first, second)]
+        truth = data.truth(first, second)
+        np.testing.assert_array_equal(kept[1][truth.points], whole[kept[0][truth.vertices]])
+        inside, inside_second = data.overlap(first, second)
+        np.testing.assert_array_equal(inside == 1, np.isin(whole[kept[0]], kept[1]))
+        np.testing.assert_array_equal(inside_second == 1, np.isin(kept[1], whole[kept[0]]))
+        assert len(truth.vertices) == (inside == 1).sum()
+        assert min(inside.min(), inside_second.min()) >= 0
+
+
+def test_errors_of_partial_shapes_are_in_the_area_of_the_larger_one() -> None:
+    ball = trimesh.creation.icosphere(2)
+    whole = PairShape("whole", make_mesh(ball.vertices, ball.faces), np.arange(162))
+    part = cut_by_plane(whole.mesh, [1, 0, 0], 0.5)
+    numbers = np.full(162, -1)
+    numbers[part.vertices] = np.arange(len(part.vertices))
+    half = PairShape("half", part.mesh, numbers)
+    data = MeshPairs([], [whole, half], [], [(0, 1), (1, 0)])
+    away = np.roll(np.arange(len(part.vertices)), 1)
+    there = np.zeros(162, np.int64)
+    there[part.vertices] = away
+    found = pair_errors(data, [(whole, half), (half, whole)], [there, part.vertices[away]], jobs=1)
+    assert [len(each.errors) for each in found] == [len(away)] * 2
+    assert found[0].errors.mean() == pytest.approx(found[1].errors.mean(), rel=0.05)  # the same distances
+    apart = PairShape("apart", make_mesh(ball.vertices, ball.faces), np.full(162, -1))
+    assert len(pair_errors(data, [(apart, whole)], [there], jobs=1)[0].errors) == 0
 
 
 def test_without_correspondences(tmp_path: Path) -> None:

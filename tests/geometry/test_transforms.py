@@ -29,6 +29,7 @@ from diffnet.geometry import (
     scaled,
     wks,
 )
+from diffnet.geometry.augmentation.reduction import cut_holes, cut_to_view, largest_component
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -336,6 +337,34 @@ def test_cuts_of_point_clouds_of_a_single_face_and_of_normals() -> None:
     mesh = make_mesh(shapes()[0].verts, shapes()[0].faces, normals=shapes()[0].verts)
     part = cut_by_plane(mesh, [0, 1, 0], 0.4)
     assert np.array_equal(part.mesh.normals, mesh.normals[part.vertices])
+
+
+def test_holes_and_views_remove_the_share_of_the_area() -> None:
+    ball = trimesh.creation.icosphere(4)
+    mesh = make_mesh(ball.vertices, ball.faces)
+    centers = mesh.verts[mesh.faces].mean(axis=1)
+    holes = cut_holes(mesh, [0, 7], 0.4)
+    gone = np.setdiff1d(np.arange(len(mesh.faces)), holes.faces)
+    away = [
+        np.linalg.norm(centers[faces][:, None] - mesh.verts[[0, 7]], axis=2).min(axis=1)
+        for faces in (gone, holes.faces)
+    ]
+    assert away[0].max() < 1.15 * away[1].min()  # shortest paths along edges are up to 15 % longer
+    view = cut_to_view(mesh, [0, 0, 2.0], 0.5)
+    assert centers[view.faces, 2].min() > -0.2  # the half that the camera doesn't see is gone
+    for part, share in ((holes, 0.4), (view, 0.5), (cut_to_view(mesh, [0, 0, 2.0], 0.7), 0.7)):
+        assert np.array_equal(part.vertices[part.mesh.faces], mesh.faces[part.faces])
+        assert area(mesh, part.faces) == pytest.approx((1 - share) * area(mesh), abs=0.01 * area(mesh))
+    assert len(largest_component(cut_holes(mesh, [0, 7], 0.1)).faces) == pytest.approx(0.9 * len(mesh.faces), rel=0.02)
+    band = cut_by_plane(mesh, [1, 0, 0], 0.1)
+    two = make_mesh(
+        np.concatenate([mesh.verts, band.mesh.verts + 5]), np.concatenate([band.mesh.faces + 2562, mesh.faces])
+    )
+    largest = largest_component(cut_by_plane(two, [1, 0, 0], 0.0))
+    assert np.array_equal(largest.vertices, np.arange(2562))
+    assert np.array_equal(largest.faces, len(band.faces) + np.arange(len(mesh.faces)))
+    refused(ValueError, "centers should be vertices from 0 to 2561", cut_holes, mesh, [2562], 0.4)
+    refused(ValueError, "a point cloud has no faces to remove", cut_to_view, shapes()[2], [0, 0, 1], 0.4)
 
 
 @pytest.mark.parametrize(

@@ -149,3 +149,29 @@ def test_bad_conditions(packed: Operators) -> None:
     refused(ValueError, "conditions should have shape", model, x, packed, torch.zeros(1, 2))
     refused(TypeError, "conditions should be", model, x, packed, torch.zeros(2, 2, dtype=torch.int64))
     refused(ValueError, "the network takes no conditions", network(), x, packed, torch.zeros(2, 2))
+
+
+def test_attention_in_pairs() -> None:
+    """Each mesh reads from the other one of its pair alone, a new layer changes nothing, and files keep the layers."""
+    meshes = [precompute(trimesh.creation.icosphere(n), k=8) for n in (0, 1, 1, 0)]
+    x = torch.randn(108, 3, generator=torch.Generator().manual_seed(0))
+    new = network(blocks=2, pair_attention=2)
+    plain = network(blocks=2)
+    plain.load_state_dict({name: new.state_dict()[name] for name in plain.state_dict()})
+    assert torch.equal(new(x, collate(meshes)), plain(x, collate(meshes)))
+    model = randomized(pair_attention=1).eval()
+    out = model(x, collate(meshes))
+    torch.testing.assert_close(out[:54], model(x[:54], collate(meshes[:2])))
+    swapped = model(torch.cat([x[12:54], x[:12]]), collate(meshes[1::-1]))
+    torch.testing.assert_close(torch.cat([swapped[42:], swapped[:42]]), out[:54])
+    other = model(torch.cat([x[:12], 2 * x[12:54]]), collate(meshes[:2]))
+    assert not torch.allclose(other[:12], out[:12])
+    layer, y, ends = model.pairs[0], model.first(x[:54]), ((0, 12), (12, 54))
+    heads = layer.query_key_value(layer.norm(y)).reshape(54, 3, 4, -1)
+    (q, _, _), (_, k, v) = (heads[a:b].unbind(1) for a, b in ends)
+    scores = torch.einsum("ihc,jhc->hij", q, k) / q.shape[-1] ** 0.5
+    read = torch.einsum("hij,jhc->ihc", scores.softmax(2), v).flatten(1)
+    expected = y[:12] + layer.mlp(torch.cat([layer.norm(y[:12]), read], 1))
+    torch.testing.assert_close(layer(y, collate(meshes[:2]))[:12], expected)
+    refused(ValueError, "needs an even number of meshes, got 1", model, x[:12], meshes[0])
+    refused(ValueError, "pair_attention should be at most 2, got 3", network, blocks=2, pair_attention=3)

@@ -25,7 +25,7 @@ from copies import ends_of_copies
 from refusals import refused
 from torch import Tensor, nn
 
-from diffnet import CheckpointError, DiffnetError, DiffusionNet, graphed, precompute
+from diffnet import CheckpointError, DiffnetError, DiffusionNet, collate, graphed, precompute
 from diffnet.checkpoints.files import log_softmax
 from diffnet.geometry.errors import OptionError
 
@@ -42,6 +42,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"mlp_norm": "layer", "initial_times": "spread"},
     {"mlp_norm": "rms", "diffusion": "implicit", "initial_times": "spread"},
     {"condition_channels": 2, "global_tokens": 3},
+    {"pair_attention": 1},
     {"vectors": 1, "gradient_rotation": False, "outputs_at": "faces"},
 ]
 
@@ -51,7 +52,10 @@ def outputs(model: nn.Module) -> Tensor:
         channels = getattr(model, "condition_channels", 0)
         conditions = [torch.ones(1, channels)] if channels else []
         features = FEATURES.to(next(model.parameters()).dtype)
-        out: Tensor = model.eval()(features, precompute(MESH, k=6), *conditions)
+        operators = precompute(MESH, k=6)
+        if getattr(model, "pair_attention", 0):
+            features, operators = features.repeat(2, 1), collate([operators, operators])
+        out: Tensor = model.eval()(features, operators, *conditions)
     return out
 
 
@@ -346,6 +350,7 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
     ({"attention_heads": 2}, "attention_heads is 0 in the state dict and above 0 here"),
     ({"mlp_norm": "rms"}, "mlp_norm is none in the state dict and rms here"),
     ({"global_tokens": 3}, "global_tokens is 0 in the state dict and 3 here"),
+    ({"pair_attention": 2}, "pair_attention is 0 in the state dict and 2 here"),
     ({"condition_channels": 2}, "condition_channels is 0 in the state dict and 2 here"),
     ({"dropout": 0}, "dropout is above 0 in the state dict and 0 here"),
 ]

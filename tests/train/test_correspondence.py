@@ -36,13 +36,15 @@ from diffnet.data import (
     paired_meshes,
 )
 from diffnet.data.pairs.shapes import boundary_length
-from diffnet.geometry import MeshError, load_mesh, make_mesh, point_map
+from diffnet.geometry import MeshError, cut_by_plane, load_mesh, make_mesh, point_map
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import functional_map
 from diffnet.train import run
 from diffnet.train.checkpoint import CheckpointError, build_model, load_checkpoint
 from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.train.correspondence.partial import coherent_map
 from diffnet.train.correspondence.targets import PairSamples, pair_samples
+from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.inference.matching import match_meshes
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.loop import RunData, train
@@ -592,9 +594,126 @@ def test_other_checkpoints_and_commands_are_refused(room: Path, tmp_path: Path) 
         predict_labels([mesh], DiffusionNet.load(checkpoint), "cpu")
     with pytest.raises(OptionError, match="method is for correspondence, and the task is segmentation"):
         TrainOptions(method="unsupervised")
-    for name, value in {"mirror": True, "cut": 0.5, "max_faces": 100, "validation": 0.5}.items():
+    for name, value in {"mirror": True, "decimate": 0.5, "max_faces": 100, "validation": 0.5}.items():
         with pytest.raises(OptionError, match=f"{name} is not available for correspondence"):
             TrainOptions(task="correspondence", **{name: value})
+
+
+def write_partial_set(folder: Path, turn: bool = False) -> Path:
+    """Four whole bodies for training; for testing, two parts, whose missing points are -1, and a whole body."""
+    write_set(folder)
+    for seed, axis in ((4, 0), (5, 1)):
+        mesh = load_mesh(folder / "test" / f"b{seed}.ply")
+        part = cut_by_plane(mesh, np.eye(3)[axis], 0.4)
+        verts = part.mesh.verts[:, [1, 2, 0]] if turn else part.mesh.verts
+        trimesh.Trimesh(verts, part.mesh.faces, process=False).export(folder / "test" / f"b{seed}.ply")
+        numbers = np.full(len(mesh.verts), -1)
+        numbers[part.vertices] = np.arange(len(part.vertices))
+        np.savetxt(folder / "test" / f"b{seed}.vts", numbers[order_of(seed)], fmt="%d")
+    return folder
+
+
+def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> None:
+    data, run, cache = write_partial_set(tmp_path / "data"), tmp_path / "run", ["--cache", tmp_path / "cache"]
+    out = output(
+        *("train", "correspondence", "--data", data, "--out", run, "--partial", "--variants", 3, *SMALL, *cache),
+        *("--epochs", 2, "--lr", 0.01),
+    )
+    assert "16 to train on, 3 to test on" in out
+    assert "pairs: 18 to train on, 3 to test on" in out
+    results = results_of(run)
+    assert results["options"]["units"] == pytest.approx(max(np.sqrt(body(seed).area) for seed in range(4)), rel=1e-3)
+    assert results["options"]["batch_meshes"] == 4
+    assert results["flipped_pairs"] is None
+    rows = table_of(run / "per_mesh.csv")
+    for name in ("overlap_iou", "overlap_balanced_accuracy"):
+        assert 0 < results[name] < 1
+        assert float(np.mean([float(row[name]) for row in rows])) == pytest.approx(results[name])
+    assert f"IoU of the overlap {100 * results['overlap_iou']:.1f} %, balanced accuracy" in out
+    assert table_of(run / "metrics.csv")[-1]["test_overlap_iou"]
+    turned = write_partial_set(tmp_path / "turned", turn=True)
+    evaluate = ["evaluate", "--checkpoint", run / "last.pt", *cache, "--jobs", 1, "--device", "cpu", "--data"]
+    for folder, name in ((data, "a"), (turned, "b")):
+        output(*evaluate, folder, "--out", tmp_path / name)
+        for score in ("mean_error", "overlap_iou"):
+            assert results_of(tmp_path / name)[score] == pytest.approx(results[score], rel=0 if name == "a" else 0.02)
+    a, b = data / "test" / "b4.ply", data / "test" / "b6.ply"
+    network = DiffusionNet.load(run / "last.pt")
+    middle = torch.from_numpy(match_meshes(a, b, network).overlap[1]).median()
+    network.last.bias.data[-1] -= torch.logit(middle)  # half of the vertices are in the overlap
+    network.save(tmp_path / "half.safetensors")
+    found = match_meshes(a, b, network)
+    inside = found.overlap[1] > 0.5
+    assert found.functional_map is None
+    assert 0 < inside.sum() < len(inside) == 162
+    np.testing.assert_array_equal(found.matches == -1, ~inside)
+    half = ["--checkpoint", tmp_path / "half.safetensors", "--device", "cpu"]
+    output("match", a, b, *half, "--out", tmp_path / "map.txt")
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "map.txt"), found.matches)
+    line = complaint("match", a, b, *half, "--out", tmp_path / "c.txt", "--functional-map", tmp_path / "c.npz")
+    assert "a network for partial shapes computes no functional map" in line
+    (tmp_path / "pairs.txt").write_text("b6 b4\n")
+    pair = ["--data", data, "--pairs", tmp_path / "pairs.txt", *cache, "--jobs", 1]
+    output("evaluate", *half, *pair, "--out", tmp_path / "c", "--save-maps", tmp_path / "maps")
+    np.testing.assert_array_equal(np.loadtxt(tmp_path / "maps" / "b6_b4.txt"), found.matches)
+    output("evaluate", "--maps", tmp_path / "maps", "--maps-base", 0, *pair, "--out", tmp_path / "d")
+    truth = load_pairs(data, tmp_path / "pairs.txt", partial_shapes=True)
+    vertices = truth.truth(*truth.test_shapes[0]).vertices
+    assert results_of(tmp_path / "d")["unmatched"] == (found.matches[vertices] < 0).sum() > 0
+    refused(OptionError, "zoomout and fine_tune are for whole shapes", match_meshes, a, b, network, fine_tune=1)
+
+
+def test_the_loss_of_partial_shapes() -> None:
+    """Two pairs, of which one has no overlap. Vertices without a known label or match don't count."""
+    outputs = torch.tensor([[1.0, 0, 9], [0, 1, -9], [0, 1, -9], [1, 0, 9], [1, 0, -9], [1, 0, -9]])
+    targets = torch.tensor([[1, 1, 0], [0, -1, 1], [-1, -1, 0], [1, 0, 1], [0, -1, 0], [0, -1, 0]])
+    options = small(partial=True, normalize="none")
+    assert float(TASK.loss(outputs, targets, options)) == pytest.approx(np.log1p(np.exp(-9)), rel=0.01)
+    assert TASK.loss_weight(options)(targets) == 2
+    targets[0, 1] = 0  # the other vertex, whose similarity is 0 and not 1
+    assert float(TASK.loss(outputs, targets, options)) == pytest.approx(1 / 0.07 / 4, rel=0.01)
+    targets[:, :2] = -1
+    assert float(TASK.loss(outputs, targets, options)) == 0
+
+
+def test_maps_of_partial_shapes_are_coherent() -> None:
+    """The features of a fifth of the vertices are those of the other side."""
+    ball = body(0, 0.0)
+    operators = precompute(ball, k=30)
+    sides = np.arange(162)
+    sides[::5] = cKDTree(ball.vertices).query(ball.vertices[::5] * [-1, 1, 1])[1]
+    scores = 10 * torch.eye(162)[sides] + 8 * torch.eye(162)
+    places = operators.evecs[:, 1:] / operators.evals[0, 1:].sqrt()
+    found = coherent_map(scores, operators.evecs, operators.mass, places)
+    assert (scores.argmax(1) != torch.arange(162)).sum() > 25
+    assert (found != torch.arange(162)).sum() < 3
+    cut = operators.mass * (torch.arange(162) % 5 != 0)  # what is outside of the overlap doesn't count
+    assert (coherent_map(scores, operators.evecs, cut, places) == torch.arange(162)).all()
+
+
+def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
+    options, names = small(partial=True, normalize="none"), ["0", "1", "overlap"]
+    first, second = (build_model(options, names, "vertices") for _ in range(2))
+    for parameter in first.parameters():
+        torch.nn.init.normal_(parameter)
+    first.metadata = {"task": "correspondence", "label_names": names}
+    copy_weights(first, second, options, names, None, None)
+    for name, weight in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], weight)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "unsupervised", "partial": True}, "partial shapes need correspondences to train on"),
+        ({"partial": True}, "a part's area says nothing of its size; use --normalize none, got radius"),
+        ({"cut": 0.5}, "cut needs --partial"),
+        ({"features": "metric-curvature", "scale_range": 2.0}, "scale_range can't change metric-curvature"),
+        ({"features": "diffused-offsets", "mirror": True}, "mirror can't change diffused-offsets"),
+    ],
+)
+def test_options_of_partial_shapes_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
+    refused(OptionError, message, TrainOptions, task="correspondence", **given)
 
 
 def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def test_export(meshes: list[Operators], options: dict[str, Any], tmp_path: Path
 def test_networks_that_are_refused(meshes: list[Operators], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="implicit diffusion takes a number of steps that depends on the mesh"):
         export_network(network_of(diffusion="implicit"), tmp_path / "net.pt2")
+    with pytest.raises(ValueError, match="a network with attention in pairs takes two meshes"):
+        export_network(network_of(pair_attention=1), tmp_path / "net.pt2")
     with pytest.raises(ValueError, match="export a network with --vector-head space"):
         export_network(network_of(vectors=1), tmp_path / "net.pt2")
     network = network_of()

@@ -154,6 +154,8 @@ def _write(matched: Matched, file: Path, functional_map: Path | None) -> None:
     """Write the functional map with its bases, if it has a path, and then the map of points."""
     c = matched.functional_map
     if functional_map is not None:
+        if c is None:
+            raise OptionError("--functional-map: a network for partial shapes computes no functional map")
         arrays = {"functional_map": c.numpy()}
         for side, o, k in zip("ab", matched.operators, reversed(c.shape), strict=True):
             arrays[f"evals_{side}"], arrays[f"evecs_{side}"] = o.evals[0, :k].numpy(), o.evecs[:, :k].numpy()

@@ -489,7 +489,7 @@ def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[s
     cache, place = options["cache"], find_data(data, TASK.name)
     make_folder(cache)
     how = SetOptions(**{name: options[name] for name in _SET_OPTIONS}, cache=cache, needs_train=False)
-    pairs = TASK.load([place], how, TrainOptions(task=TASK.name)).pairs
+    pairs = TASK.load([place], how, TrainOptions(task=TASK.name, partial=True, normalize="none")).pairs
     results = score_maps(pairs, maps, out, base=base, cache_dir=cache, jobs=options["jobs"], console=console)
     print_results(TASK, results, out)
 

@@ -256,7 +256,7 @@ def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
     """The options of a run that belong to the network that it starts from. path: its file"""
     of_input, of_network = described_input(path, network).options, network.architecture
     options = {field.name: getattr(of_input, field.name) for field in fields(Preprocessing)}
-    options["units"] = of_input.units
+    options |= {"units": of_input.units} if of_input.normalize == "none" else {}
     options |= {field.name: of_network[field.name] for field in fields(Architecture)}
     return options | ({"channels": network.out_channels} if "channels" in TASK_OPTIONS[of_input.task].sets else {})
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from diffnet.ops import (
     segment_mean,
     soft_map,
 )
+from diffnet.train.correspondence.partial import overlap_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import LOSS_TERMS, Method
 
@@ -108,13 +110,17 @@ def point_map_of(c: Tensor, a: Operators, b: Operators, refine: bool = False) ->
 class ScoredPairs:
     """The test pairs of a set with their predicted maps.
 
-    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64; −1 for none
-    errors: of each test pair; empty if the true correspondences are not known
+    maps: for each test pair, a vertex of its second mesh for each vertex of its first mesh, (V,) int64; −1 for none, as
+        outside of the predicted overlap of partial shapes
+    errors: of each test pair; empty if the true correspondences are not known. Of partial shapes, those of the whole
+        true overlap, if a network predicts it.
+    overlaps: the scores of each test pair of partial shapes, see `overlap_scores`
     """
 
     data: MeshPairs
     maps: Sequence[NDArray[np.int64]]
     errors: Sequence[PairErrors]
+    overlaps: Sequence[dict[str, float | None]] = ()
 
 
 def score_pairs(
@@ -135,6 +141,8 @@ def score_pairs(
     options: `zoomout` of `point_map_of`
     cache_dir, jobs: see `geodesic_errors_of_all`
     """
+    if options.partial:
+        return _score_partial(data, maps, cache_dir=cache_dir, jobs=jobs, console=console)
     point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
@@ -151,3 +159,17 @@ def measured_pairs(
     with console.status("geodesic distances"):
         errors = pair_errors(data, data.test_shapes, maps, cache_dir=cache_dir, jobs=jobs)
     return ScoredPairs(data, maps, errors)
+
+
+def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], **how: Any) -> ScoredPairs:
+    """See `overlap_outputs` and `measured_pairs`. Errors are those of the true overlap, whatever is predicted."""
+    point_maps, overlaps, masked = [], [], []
+    for rows, (first, second) in zip(outputs, data.test_shapes, strict=True):
+        on_second, on_first = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])
+        inside = (on_first[:, 1] > 0).numpy()
+        point_maps.append(on_first[:, 0].long().numpy())
+        masked.append(np.where(inside, point_maps[-1], -1))
+        if data.is_supervised:
+            predicted = [inside, (on_second[:, 1] > 0).numpy()]
+            overlaps.append(overlap_scores(predicted, data.overlap(first, second)))
+    return replace(measured_pairs(data, point_maps, **how), maps=masked, overlaps=overlaps)

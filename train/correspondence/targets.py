@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,30 +15,34 @@ from torch import Tensor
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
 from diffnet.ops import functional_map_from_correspondences
+from diffnet.train.correspondence.partial import OverlapTargets
 from diffnet.train.resident import ReadAhead, counts_of
 
 MAX_KEPT = 256  # meshes whose eigenfunctions at template points are kept, each of 4 MB for 5,000 points
 
 
 def pair_samples(
-    data: MeshPairs, part: str, samples: Sequence[Sample], map_k: int, *, with_targets: bool = True
+    data: MeshPairs, part: str, samples: Sequence[Sample], map_k: int | None, *, with_targets: bool = True
 ) -> PairSamples:
     """The pairs of the training or test part of a set as samples.
 
     part: "train" or "test"
     samples: the preprocessed meshes of this part, which are read when a pair needs them
-    map_k: K, the eigenpairs of the true functional maps
-    with_targets: if False, the targets are NaN
+    map_k: K, the eigenpairs of the true functional maps. None for partial shapes, see `OverlapTargets`.
+    with_targets: if False, the targets are not known
 
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
+    known = data if with_targets else None
+    if map_k is None:
+        return PairSamples(samples, pairs, OverlapTargets(known, shapes))
     for shape, vertices in zip(shapes, counts_of(samples), strict=True):
         if vertices < map_k:
             raise DataError(
                 f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    return PairSamples(samples, pairs, _Truths(data if with_targets else None, shapes, map_k))
+    return PairSamples(samples, pairs, _Truths(known, shapes, map_k))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,7 @@ class PairSamples(ReadAhead[PairSample]):
 
     meshes: Sequence[Sample]
     pairs: Sequence[Pair]
-    truths: _Truths
+    truths: Callable[[Pair, Sample, Sample], Tensor]
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -61,7 +65,7 @@ class PairSamples(ReadAhead[PairSample]):
             return replace(self, pairs=self.pairs[key])
         i, j = self.pairs[key]
         first, second = self.meshes[i], self.meshes[j]
-        return PairSample(second, first, partial(self.truths.functional_map, (i, j), first, second))
+        return PairSample(second, first, partial(self.truths, (i, j), first, second))
 
     def take(self, numbers: Sequence[int]) -> PairSamples:
         return replace(self, pairs=[self.pairs[n] for n in numbers])
@@ -104,7 +108,7 @@ class _Truths:
         self._values: dict[int, Tensor] = {}
         self._inverses: dict[int, Tensor] = {}
 
-    def functional_map(self, pair: Pair, one: Sample, other: Sample) -> Tensor:
+    def __call__(self, pair: Pair, one: Sample, other: Sample) -> Tensor:
         """The map (1, K, K) from functions on the second mesh to functions on the first, on the device of the samples.
 
         Φ_first C ≈ Φ_second at the points that correspond. If each mesh has all points of a template, its

@@ -19,7 +19,8 @@ from diffnet.data import PairSample, Sample, collate_pairs
 from diffnet.data.arrays import counted_vertices
 from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
-from diffnet.train.correspondence.maps import pair_maps, point_map_of, unsupervised_loss
+from diffnet.geometry.errors import OptionError
+from diffnet.train.correspondence.maps import point_map_of, unsupervised_loss
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import load_any_network
@@ -38,20 +39,25 @@ FINE_TUNING_RATE = 1e-4
 class Matched:
     """Two matched meshes, at their original positions.
 
-    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses
-    functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement
+    matches: (V_b,) int64, a vertex of a for each vertex of b, from 0, or −1 for a vertex of b that no face uses, or
+        outside of the predicted overlap of partial shapes
+    functional_map: (K, K) float32 on the CPU, from functions on a to functions on b, before any refinement. None from
+        networks for partial shapes.
     operators: those of a and b on the CPU, whose first K eigenpairs are the bases of the functional map
+    overlap: (V_a,) and (V_b,) float32, the probability that a vertex is on the other shape, too. None from networks for
+        whole shapes.
     """
 
     a: Mesh
     b: Mesh
     matches: NDArray[np.int64]
-    functional_map: Tensor
+    functional_map: Tensor | None
     operators: tuple[Operators, Operators]
+    overlap: tuple[NDArray[np.float32], NDArray[np.float32]] | None = None
 
     def __repr__(self) -> str:
-        k = len(self.functional_map)
-        return f"Matched(a={self.a}, b={self.b}, matches={self.matches.shape}, functional_map=({k}, {k}))"
+        size = "None" if self.functional_map is None else str(tuple(self.functional_map.shape))
+        return f"Matched(a={self.a}, b={self.b}, matches={self.matches.shape}, functional_map={size})"
 
 
 def load_matching_network(path: str | os.PathLike[str]) -> DiffusionNet:
@@ -92,10 +98,11 @@ def match_meshes(
     cache_dir: a folder that keeps operators, see `precompute`
     after_step: called after each of these steps
 
-    Maps of more eigenpairs than a mesh has vertices use fewer.
+    Maps of more eigenpairs than a mesh has vertices use fewer. A network for partial shapes matches the overlap alone.
 
-    Raises MeshError for a mesh that can't be used, for a point cloud, and for a whole and a partial shape. Raises
-    MetadataError for a network of another task or without what is needed.
+    Raises MeshError for a mesh that can't be used, for a point cloud, and, if the network isn't one for partial shapes,
+    for a whole and a partial shape. Raises MetadataError for a network of another task or without what is needed, and
+    OptionError for `zoomout` or `fine_tune` with a network for partial shapes.
     """
     expected, device = network_input(network), torch.device(device)
     if expected.options.task != CORRESPONDENCE.name:
@@ -104,7 +111,10 @@ def match_meshes(
     for mesh in (first, second):
         if mesh.is_point_cloud:
             raise MeshError(f"{mesh.name}: a point cloud has no faces; matching needs triangle meshes")
-    check_whole([(first, second)])
+    if not expected.options.partial:
+        check_whole([(first, second)])
+    elif zoomout or fine_tune:
+        raise OptionError("zoomout and fine_tune are for whole shapes, and the network is for partial ones")
     names = "the first mesh", "the second mesh"
     upright = expected.options.upright
     warn_of_tilted([name for name, mesh in zip(names, (first, second), strict=True) if is_tilted(mesh, upright)])
@@ -117,20 +127,27 @@ def match_meshes(
     network = copy.deepcopy(network).to(device).eval()
     if fine_tune > 0:
         _fine_tune(network, pair, reverse, options, fine_tune, after_step)
+    c = overlap = None
     with torch.no_grad():
-        c = _maps(network, pair, options)[:, 0]
-    matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
+        outputs = _outputs(network, pair, options)
+    if options.partial:
+        inside = torch.sigmoid(outputs[:, 1])
+        matches = torch.where(inside > 0.5, outputs[:, 0], -1)[len(first.verts) :].long().cpu().numpy()
+        of_first, of_second = torch.split(inside.cpu(), [len(first.verts), len(second.verts)])
+        overlap = of_first.numpy(), of_second.numpy()
+    else:
+        c = outputs[:, 0]
+        matches = point_map_of(c, one.operators, other.operators, zoomout).cpu().numpy()
     matches[~counted_vertices(second, options.features, options.preprocessing.normalize)] = -1
     operators = one.operators.to("cpu"), other.operators.to("cpu")
-    return Matched(first, second, matches, c[0].float().cpu(), operators)
+    return Matched(first, second, matches, None if c is None else c[0].float().cpu(), operators, overlap)
 
 
-def _maps(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
+def _outputs(network: DiffusionNet, pair: Sample, options: TrainOptions) -> Tensor:
+    """See `Correspondence.from_network`."""
     with autocast(options.precision, pair.features.device):
         features: Tensor = network(pair.features, pair.operators)
-    return pair_maps(
-        features, pair.operators, options.method, options.map_k, options.feature_scale, options.regularizer
-    )
+    return CORRESPONDENCE.from_network(features, pair.operators, options)
 
 
 def _fine_tune(
@@ -150,9 +167,9 @@ def _fine_tune(
     optimizer = make_optimizer(network, options, pair.features.device)
     for _ in range(steps):
         optimizer.zero_grad()
-        maps = _maps(network, pair, options)
+        maps = _outputs(network, pair, options)
         if options.method == "supervised":
-            maps = torch.cat([maps, _maps(network, reverse, options)], 1)
+            maps = torch.cat([maps, _outputs(network, reverse, options)], 1)
         unsupervised_loss(maps, options.weight_of).backward()  # type: ignore[no-untyped-call]
         if options.clip > 0:
             torch.nn.utils.clip_grad_norm_(network.parameters(), options.clip)

@@ -22,7 +22,16 @@ _UNSUPERVISED: dict[str, Any] = {"features": "wks", "k": 200, "map_k": 200}
 _UNSUPERVISED_DEFAULT: dict[str, Any] = {"feature_scale": 1.0}
 # They would change the correspondences of a pair, or hold out pairs whose meshes are trained on. With other conditions,
 # the meshes of a pair would have other features at vertices that correspond.
-_UNAVAILABLE = "conditions", "max_faces", "scale_range", "jitter", "mirror", "cut", "decimate", "variants", "validation"
+_UNAVAILABLE = "conditions", "max_faces", "scale_range", "jitter", "mirror", "decimate", "validation"
+# Changes for partial shapes. Their area says nothing of their size, so the unit is that of the training set.
+_PARTIAL: dict[str, Any] = {
+    "partial": True,
+    "features": "metric-curvature+diffused-offsets+log-hks",
+    "normalize": "none",
+    "cut": 0.7,
+    "width": 256,
+    "batch_meshes": 4,
+}
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
     "features": {
@@ -33,8 +42,10 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "map_k": {"least": 1, "most": 300},
     "epochs": {
         "default": None,
-        "help": "Passes over the training pairs. By default 10,000 pairs in all; 3,000 if unsupervised.",
+        "help": "Passes over the training pairs. By default 10,000 pairs in all; 3,000 unsupervised, 25,000 partial.",
     },
+    "cut": {"help": "With --partial: the largest share of its area that a copy of a mesh lacks."},
+    "variants": {"help": "Copies of each mesh, and pairs of copies for each pair of meshes, with --partial."},
     "batch_meshes": {"flag": "--batch-pairs", "help": "Pairs per step, at least one per rank."},
 }
 
@@ -64,6 +75,12 @@ class CorrespondenceOptions(SharedOptions):
         "Weights of the terms of the unsupervised loss; a term that isn't named has none.",
         metavar="TERM=WEIGHT,…",
     )
+    partial: bool = option(
+        False,
+        None,
+        "Shapes may be parts. The network also predicts the overlap, and trains on copies of meshes that are cut by "
+        "planes, have holes, or are what a camera sees.",
+    )
     zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 
     @property
@@ -80,6 +97,12 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
         if not any(self.weight_of.values()):
             raise OptionError("loss_weights should have a weight above 0")
+        if self.partial and self.method != "supervised":
+            raise OptionError("partial shapes need correspondences to train on; use --method supervised")
+        if self.partial and self.normalize != "none":
+            raise OptionError(f"a part's area says nothing of its size; use --normalize none, got {self.normalize}")
+        if self.cut and not self.partial:
+            raise OptionError("cut needs --partial: without it, correspondence is for whole shapes")
 
 
 def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +110,8 @@ def _adapted(name: RecipeName, options: Mapping[str, Any], choices: Mapping[str,
     recipe = dict(options)
     if choices.get("method") == "unsupervised":
         recipe |= _UNSUPERVISED | (_UNSUPERVISED_DEFAULT if name == "default" else {})
+    if choices.get("partial"):
+        recipe |= _PARTIAL
     return {**recipe, "map_k": min(recipe["map_k"], choices.get("k", recipe["k"]))}
 
 
@@ -95,6 +120,9 @@ OPTIONS = TaskOptions(
 
     The network is trained on functional maps. supervised needs correspondences: .vts files or template points for each
     mesh, a map for each pair, or --registered. unsupervised needs none.
+
+    --partial is for parts of shapes, which must have the unit of length of the training set. Missing points
+    of a template and vertices without a partner have the number -1 in its files.
 
     Writes to --out the files of `diffnet train segmentation`, and errors.csv, errors.png and pages of some pairs. For
     Ctrl-C and --resume, see there. Repeat --pairs, --base and --registered with --resume, if they were given.
@@ -107,7 +135,7 @@ OPTIONS = TaskOptions(
     unavailable=_UNAVAILABLE,
     builtin="bodies",
     folder=BODY_MAPS,
-    prediction=("method", "map_k", "feature_scale", "regularizer", "loss_weights"),
+    prediction=("method", "map_k", "feature_scale", "regularizer", "loss_weights", "partial"),
     # The method of Donati et al. 2020 with DiffusionNet (Sharp et al. 2022), with more eigenpairs in the maps and the
     # regularizer of Ren et al. 2019.
     recipe={

@@ -242,6 +242,11 @@ class SharedOptions(Architecture):
         if (self.rotate or self.rotate_about != "any") and not vector_channels(self.features):
             name = "rotate" if self.rotate else "rotate_about"
             raise OptionError(f"{name} needs features with xyz, normals or vector:NAME, got {self.features!r}")
+        if metric := {"metric-curvature", "diffused-offsets"}.intersection(self.features.split("+")):
+            if self.scale_range > 1:
+                raise OptionError(f"scale_range can't change {max(metric)}, which depends on the size")
+            if self.mirror and "diffused-offsets" in metric:
+                raise OptionError("mirror can't change diffused-offsets, which tell left from right")
         if self.rotate is False and self.rotate_about != "any":
             raise OptionError(f"rotate_about should be any where nothing is rotated, got {self.rotate_about!r}")
         if self.jitter > 0 and "xyz" not in self.features.split("+"):

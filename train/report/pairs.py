@@ -78,6 +78,7 @@ def _spread(pairs: ScoredPairs) -> list[int]:
     """Pairs from the best to the worst. Without errors, pairs spread over the test set."""
     order = list(range(len(pairs.data.test_pairs)))
     if pairs.errors:
+        order = [i for i in order if len(pairs.errors[i].errors)]  # partial shapes may have no overlap
         order.sort(key=lambda i: float(np.nanmean(pairs.errors[i].errors)))
     return spread_over(order, SHOWN_PAIRS)
 

@@ -27,13 +27,16 @@ from diffnet.data import (
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
 from diffnet.data.pairs.files import map_names, write_map
+from diffnet.data.pairs.partial import with_partial_copies
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import Operators, area_under_curve, mean_error
+from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
+from diffnet.train.correspondence.partial import OVERLAP, overlap_loss, overlap_outputs, overlap_tally
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.metrics import scores_a_test
+from diffnet.train.metrics import percent, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
@@ -42,6 +45,7 @@ from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 # In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
 TRAINED_PAIRS: dict[Method, int] = {"supervised": 10_000, "unsupervised": 3_000}
+PARTIAL_PAIRS = 25_000  # the same for partial shapes
 
 
 class Correspondence(Task[PairedMeshes, ScoredPairs]):
@@ -63,6 +67,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if not isinstance(data, PairedMeshes):
             raise OptionError(f"{self.name} needs pairs of meshes")
         pairs = data.pairs
+        if options.partial:
+            copies = with_partial_copies(pairs, options.mesh_variants, options.seed)
+            data = paired_meshes(copies, len(data.label_names), partial=True)
         if options.method == "supervised" and not pairs.is_supervised:
             folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
             place = f"{listing(folders)}: " if folders else ""
@@ -80,23 +87,30 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         self, data: PairedMeshes, part: Part, meshes: Sequence[Sample], options: TrainOptions
     ) -> Sequence[PairSample]:
         with_targets = part == "test" or options.method == "supervised"
-        return pair_samples(data.pairs, part, meshes, options.map_k, with_targets=with_targets)
+        map_k = None if options.partial else options.map_k
+        return pair_samples(data.pairs, part, meshes, map_k, with_targets=with_targets)
 
     def from_network(self, outputs: Tensor, operators: Operators, options: TrainOptions) -> Tensor:
+        if options.partial:
+            return overlap_outputs(outputs, operators)
         return pair_maps(outputs, operators, options.method, options.map_k, options.feature_scale, options.regularizer)
 
     def loss(self, maps: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
         """The loss () of functional maps (P, M, K, K).
 
         "supervised" is the squared Frobenius distance to the true maps (P, K, K), averaged over pairs. For
-        "unsupervised" see `unsupervised_loss`.
+        "unsupervised" see `unsupervised_loss`. For partial shapes see `overlap_loss`.
         """
+        if options.partial:
+            return overlap_loss(maps, targets)
         if options.method == "unsupervised":
             return unsupervised_loss(maps, options.weight_of)
         return (maps[:, 0] - targets).square().sum((1, 2)).mean()
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         """The number of pairs."""
+        if options.partial:
+            return lambda targets: (targets[:, 2] == 0).sum() / 2
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
@@ -109,19 +123,40 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             group_by=how.group_by,
             cache_dir=how.cache,
             needs_train=how.needs_train,
+            partial_shapes=options.partial,
             fold=how.fold,
             without=how.without,
         )
-        return paired_meshes(pairs, how.channels or CHANNELS[options.method])
+        return paired_meshes(pairs, how.channels or CHANNELS[options.method], partial=options.partial)
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
+        pairs = data.pairs
+        if options.partial and "units" not in choices and options.normalize == "none":
+            areas = [face_areas(shape.mesh).sum() for shape in pairs.train]
+            options = replace(options, units=float(f"{np.sqrt(max(areas)):.4g}"))
         if "epochs" in choices:
             return options
-        return replace(options, epochs=max(1, round(TRAINED_PAIRS[options.method] / len(data.pairs.train_pairs))))
+        count = len(pairs.train_pairs) * max(1, options.mesh_variants.count)
+        trained = PARTIAL_PAIRS if options.partial else TRAINED_PAIRS[options.method]
+        return replace(options, epochs=max(1, round(trained / count)))
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
         return maps[:, 0]
+
+    def to_score(self, outputs: Tensor, options: TrainOptions) -> Tensor:
+        return outputs if options.partial else self.predict(outputs)
+
+    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        if not options.partial:
+            return self.new_tally, self.tally
+        return self.new_tally, lambda outputs, targets, channels: overlap_tally(outputs, targets)
+
+    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
+        """R² of functional maps, or the IoU of the overlap of partial shapes, of all vertices together."""
+        if not options.partial:
+            return self.score_name, self.score
+        return "overlap_iou", lambda tally: float(tally[0] / tally[1])  # NaN if nothing is known
 
     def new_tally(self, channels: int, device: torch.device) -> Tensor:
         return torch.zeros(2, dtype=torch.float64, device=device)
@@ -144,41 +179,45 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         `unmatched` counts true correspondences of vertices to which a map gives none. They don't count in errors.
         """
         names = [(first.name, second.name) for first, second in scored.data.test_shapes]
-        counts = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
+        counts: dict[str, Any] = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
+        if scored.overlaps:
+            counts |= {name: _mean([overlap[name] for overlap in scored.overlaps]) for name in OVERLAP}
+        overlaps = scored.overlaps or [{} for _ in names]
         has_mirror = any(scored.data.mirrored_truth(*shapes) is not None for shapes in scored.data.test_shapes)
         mean = mean_error(errors)
         return {
             "mean_error": mean,
             "mean_error_x100": 100 * mean,
             "auc": area_under_curve(errors),
-            "floor": float(np.mean([pair.floor for pair in scored.errors])),
+            "floor": float(np.nanmean([pair.floor for pair in scored.errors])),
             "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
             "unmatched": int(np.isnan(errors).sum()),
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
-                {"first": first, "second": second, "mean_error": mean_error(pair.errors), "flipped": pair.flipped}
-                for (first, second), pair in zip(names, scored.errors, strict=True)
+                {"first": first, "second": second, "mean_error": _mean(pair.errors), "flipped": pair.flipped, **overlap}
+                for (first, second), pair, overlap in zip(names, scored.errors, overlaps, strict=True)
             ],
         }
 
     def per_mesh(self, scored: ScoredPairs, results: dict[str, Any]) -> list[list[Any]]:
         """The error of each pair, if the true correspondences are known."""
-        columns = ["first", "second", "mean_error", "flipped"]
+        columns = ["first", "second", "mean_error", "flipped", *(OVERLAP if scored.overlaps else ())]
         return [columns, *([row[name] for name in columns] for row in results["pairs"])]
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
-        table = Table("first", "second", "error ×100", "flipped")
+        has_overlap = OVERLAP[0] in results
+        table = Table("first", "second", "error ×100", "IoU of the overlap" if has_overlap else "flipped")
         table.columns[2].justify = "right"
-        worst = sorted(results["pairs"], key=lambda row: -row["mean_error"])
+        rows = [row for row in results["pairs"] if row["mean_error"] is not None]  # others have no overlap
+        worst = sorted(rows, key=lambda row: -row["mean_error"])
         for row in worst[:10]:
-            table.add_row(
-                row["first"], row["second"], f"{100 * row['mean_error']:.2f}", "yes" if row["flipped"] else ""
-            )
+            last = percent(row[OVERLAP[0]]) if has_overlap else "yes" if row["flipped"] else ""
+            table.add_row(row["first"], row["second"], f"{100 * row['mean_error']:.2f}", last)
         if len(worst) > 10:
             table.add_row(f"… {len(worst) - 10} better pairs in results.json", "", "", "")
         of = "test pair" if scores_a_test(results) else "pair"
@@ -187,6 +226,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             return table, f"{pairs}, whose true correspondences are not known"
         flipped = results["flipped_pairs"]
         flips = "" if flipped is None else f", {counted(flipped, 'pair', 'pairs')} with left and right exchanged"
+        if has_overlap:
+            iou, accuracy = (percent(results[name]) for name in OVERLAP)
+            flips += f", IoU of the overlap {iou}, balanced accuracy {accuracy}"
         count = results["unmatched"]
         unmatched = f", without {counted(count, 'vertex', 'vertices')} that the maps leave out" if count else ""
         return table, (
@@ -215,7 +257,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def test_set(self, data: LabeledMeshes | MeshPairs, network: NetworkInput) -> PairedMeshes:
         if isinstance(data, MeshPairs):
-            return paired_meshes(data, len(network.label_names))
+            return paired_meshes(data, len(network.label_names), partial=network.options.partial)
         if not isinstance(data, PairedMeshes):
             raise OptionError("the network computes features for correspondence; `diffnet match` uses them")
         return data
@@ -242,6 +284,12 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
+
+
+def _mean(values: Sequence[float | None] | NDArray[np.float64]) -> float | None:
+    """The mean of those that are known. None if there are none, as for shapes without overlap."""
+    numbers = np.asarray(values, np.float64)
+    return None if np.isnan(numbers).all() else mean_error(numbers)
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
