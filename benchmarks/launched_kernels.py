@@ -33,6 +33,7 @@ from diffnet.ops.fronts import kernels as fronts
 from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
 from diffnet.ops.global_tokens import kernels as global_tokens
+from diffnet.ops.global_tokens.op import Parameters
 from diffnet.ops.gradient_features import (
     coefficient_kernels as coefficients,
     direct_kernels as direct_features,
@@ -284,7 +285,7 @@ def _tokens(dtype: torch.dtype, c: int, n: int, conditions: bool, meshes: int) -
         return
     tokens = _empty(n, c), _empty(n), _empty(3 * c, c), _empty(3 * c), _empty(c, c)
     modulation = (_empty(2 * c, 2), _empty(2 * c)) if conditions else (None, None)
-    own = global_tokens.Parameters(*(tokens if n else [None] * 5), *modulation)
+    own = Parameters(*(tokens if n else [None] * 5), *modulation)
     results = global_tokens.forward(x, mass, ptr, _empty(meshes, 2) if conditions else None, own)
     global_tokens.backward(x, x, mass, ptr, own, results)
 

@@ -10,7 +10,7 @@ from diffnet.arguments import is_plain
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
-from diffnet.ops.global_tokens.op import TokenParameters, tokens_and_modulation
+from diffnet.ops.global_tokens.op import Parameters, tokens_and_modulation
 
 
 class GlobalTokens(nn.Module):
@@ -46,7 +46,7 @@ class GlobalTokens(nn.Module):
         """x (V, C) → (V, C)"""
         mass, meshes = operators.mass, (operators.ptr, operators.lengths, self.backend)
         parameters = self.plain_parameters()
-        node = parameters and tokens_and_modulation(x, mass, meshes[0], parameters, None, None, self.backend)
+        node = parameters and tokens_and_modulation(x, mass, meshes[0], parameters, None, self.backend)
         if node is not None:
             return node
         weights = self.share(x).softmax(1).to(x.dtype)
@@ -57,11 +57,11 @@ class GlobalTokens(nn.Module):
         scores = query @ key.mT * query.shape[-1] ** -0.5
         return x + from_spectral(F.linear(scores.softmax(-1) @ value, self.out), weights, *meshes)
 
-    def plain_parameters(self) -> TokenParameters | None:
+    def plain_parameters(self) -> Parameters | None:
         """The parameters for kernels, or None if a layer inside has to be called."""
         share, projection = self.share, self.query_key_value
         if not (is_plain(share, nn.Linear) and is_plain(projection, nn.Linear)):
             return None
         if share.bias is None or projection.bias is None:
             return None
-        return TokenParameters(share.weight, share.bias, projection.weight, projection.bias, self.out)
+        return Parameters(share.weight, share.bias, projection.weight, projection.bias, self.out)

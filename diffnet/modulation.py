@@ -11,7 +11,7 @@ from diffnet.geometry import Operators
 from diffnet.global_tokens import GlobalTokens
 from diffnet.ops import Backend, from_spectral
 from diffnet.ops.common.checks import check_count
-from diffnet.ops.global_tokens.op import ModulationParameters, tokens_and_modulation
+from diffnet.ops.global_tokens.op import Parameters, tokens_and_modulation
 
 
 class Modulation(nn.Module):
@@ -39,8 +39,8 @@ class Modulation(nn.Module):
         """x (V, C), conditions (B, condition_channels) → (V, C)"""
         check_conditions(conditions, operators, self.weight.shape[1])
         assert conditions is not None
-        own = ModulationParameters(self.weight, self.bias)
-        node = tokens_and_modulation(x, operators.mass, operators.ptr, None, own, conditions, self.backend)
+        own = Parameters(modulation=self.weight, modulation_bias=self.bias)
+        node = tokens_and_modulation(x, operators.mass, operators.ptr, own, conditions, self.backend)
         if node is not None:
             return node
         coefficients = F.linear(conditions.to(self.weight.dtype), self.weight, self.bias)
@@ -61,9 +61,10 @@ def modulated_after_tokens(
     """Call the layers that there are, x (V, C) → (V, C). Kernels compute both at once."""
     if tokens is not None and is_plain(tokens, GlobalTokens) and is_plain(modulation, Modulation):
         check_conditions(conditions, operators, modulation.weight.shape[1])
-        both = tokens.plain_parameters(), ModulationParameters(modulation.weight, modulation.bias)
-        if both[0] is not None and tokens.backend == modulation.backend:
-            node = tokens_and_modulation(x, operators.mass, operators.ptr, *both, conditions, tokens.backend)
+        both = tokens.plain_parameters()
+        if both is not None and tokens.backend == modulation.backend:
+            both = both._replace(modulation=modulation.weight, modulation_bias=modulation.bias)
+            node = tokens_and_modulation(x, operators.mass, operators.ptr, both, conditions, tokens.backend)
             if node is not None:
                 return node
     x = x if tokens is None else tokens(x, operators)

@@ -21,6 +21,7 @@ from diffnet.ops.common.matmul import product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import SIZES, has_large_shared_memory, interpreted, processors, tile
+from diffnet.ops.global_tokens.op import Parameters
 from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
 PLANES = 6  # of a state: z, Q, K, V, y and A y, or the gradients of A y, Q, K, V and z
@@ -315,18 +316,6 @@ def global_tokens_backward_gather_kernel(
         tl.store(place + n_size * c_size + n, bias_total, mask=n < n_size)
 
 
-class Parameters(NamedTuple):
-    """Parameters of the two layers, see `ops.global_tokens.op`. Those of a missing layer are None."""
-
-    share: Tensor | None
-    share_bias: Tensor | None
-    projection: Tensor | None
-    projection_bias: Tensor | None
-    out: Tensor | None
-    modulation: Tensor | None
-    modulation_bias: Tensor | None
-
-
 class Results(NamedTuple):
     """The output (V, C), and what the backward reads: the weights (V, N), and for each mesh the sums over its rows, the
     state (PLANES, B, N, C), and the coefficients γ and β (B, 2C).
@@ -364,7 +353,7 @@ class _Launch(NamedTuple):
 
 
 def _launch(x: Tensor, ptr: Tensor, p: Parameters) -> _Launch:
-    (rows, c), meshes, n = x.shape, ptr.shape[0] - 1, 0 if p.share is None else p.share.shape[0]
+    (rows, c), meshes, n = x.shape, ptr.shape[0] - 1, p.tokens
     small, warps = interpreted(x), 4 if c <= 128 and x.dtype != torch.float32 else 8
     block_v = 16 if small else 32
     span = choose_span(rows, block_v, processors(x))
@@ -405,20 +394,13 @@ def forward(x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, p: 
     return Results(out, weights, sums, state, coefficients)
 
 
-class Gradients(NamedTuple):
-    """Gradients of x, of γ and β (B, 2C), and of the parameters of the tokens: float32 but for the first."""
+def backward(
+    grad: Tensor, x: Tensor, mass: Tensor, ptr: Tensor, p: Parameters, r: Results
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The gradients of x, of γ and β (B, 2C), and of the parameters of the tokens in their order, if there are any.
 
-    x: Tensor
-    coefficients: Tensor
-    share: Tensor
-    share_bias: Tensor
-    projection: Tensor
-    projection_bias: Tensor
-    out: Tensor
-
-
-def backward(grad: Tensor, x: Tensor, mass: Tensor, ptr: Tensor, p: Parameters, r: Results) -> Gradients:
-    """The gradients for the gradient of the output (V, C), contiguous and in the dtype of x."""
+    grad: of the output, (V, C) contiguous and in the dtype of x. All gradients but the first are float32.
+    """
     spans, sizes, (n, c), every, layers, rows, step = _launch(x, ptr, p)
     meshes, span = sizes[1:]
     kinds = layers | rows | every
@@ -441,14 +423,12 @@ def backward(grad: Tensor, x: Tensor, mass: Tensor, ptr: Tensor, p: Parameters, 
             *sizes, n, c, **kinds,
         )  # fmt: skip
     if not layers["TOKENS"]:
-        return Gradients(x_grad, coefficient_grads, *[sums] * 5)
+        return x_grad, coefficient_grads, []
     # Q, K and V are layers on z, and A is one on y. Their gradients come one after another, then those of the biases.
     (z, y), (u, *of_z) = (r.state[i].view(-1, c) for i in (0, 4)), (g.view(-1, c) for g in grads[:4])
     unsummed = weight_gradients([z], [z, z, y], [*of_z, u], leave_sum=True).unsummed
     assert unsummed is not None
     of_share = sum_spans(of_rows, None, span, unsummed=unsummed).view(-1).split_with_sizes([n * c, n])
     of_projection, of_out, bias, _ = unsummed.total.split_with_sizes([3 * c * c, c * c, 3 * c, c])
-    return Gradients(
-        x_grad, coefficient_grads, of_share[0].view(n, c), of_share[1],
-        of_projection.view(3 * c, c), bias, of_out.view(c, c),
-    )  # fmt: skip
+    of_tokens = [of_share[0].view(n, c), of_share[1], of_projection.view(3 * c, c), bias, of_out.view(c, c)]
+    return x_grad, coefficient_grads, of_tokens

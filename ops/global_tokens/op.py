@@ -12,7 +12,6 @@ Shapes: V packed vertices, B meshes, N tokens, C channels, P conditions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,31 +22,30 @@ from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype, without_autocast
 
 
-class TokenParameters(NamedTuple):
-    """S (N, C) and s (N,); the matrix (3C, C) and the bias (3C,) of Q, K and V; A (C, C)"""
+class Parameters(NamedTuple):
+    """The parameters of both layers. Those of a missing layer are None.
 
-    share: Tensor
-    share_bias: Tensor
-    projection: Tensor
-    projection_bias: Tensor
-    out: Tensor
+    share, share_bias: S (N, C) and s (N,)
+    projection, projection_bias: (3C, C) and (3C,), of Q, K and V one after the other
+    out: A (C, C)
+    modulation, modulation_bias: W (2C, P) and b (2C,)
+    """
 
+    share: Tensor | None = None
+    share_bias: Tensor | None = None
+    projection: Tensor | None = None
+    projection_bias: Tensor | None = None
+    out: Tensor | None = None
+    modulation: Tensor | None = None
+    modulation_bias: Tensor | None = None
 
-class ModulationParameters(NamedTuple):
-    """W (2C, P) and b (2C,)"""
-
-    weight: Tensor
-    bias: Tensor
+    @property
+    def tokens(self) -> int:
+        return 0 if self.share is None else self.share.shape[0]
 
 
 def tokens_and_modulation(
-    x: Tensor,
-    mass: Tensor,
-    ptr: Tensor,
-    tokens: TokenParameters | None,
-    modulation: ModulationParameters | None,
-    conditions: Tensor | None,
-    backend: Backend,
+    x: Tensor, mass: Tensor, ptr: Tensor, parameters: Parameters, conditions: Tensor | None, backend: Backend
 ) -> Tensor | None:
     """Compute the layers that have parameters on kernels: x (V, C), conditions (B, P) of the modulation → (V, C).
 
@@ -55,21 +53,19 @@ def tokens_and_modulation(
     computed as operations: under torch.compile, in plain PyTorch, for areas that have a gradient, for mixed dtypes, and
     for sizes that the kernels don't take.
     """
-    parameters = *(tokens or [None] * 5), *(modulation or [None] * 2)
     if not _is_one_node(x, mass, parameters, backend):
         return None
     node: Tensor = _one_node(x, mass, ptr, conditions, *parameters)
     return node
 
 
-def _is_one_node(x: Tensor, mass: Tensor, parameters: Sequence[Tensor | None], backend: Backend) -> bool:
+def _is_one_node(x: Tensor, mass: Tensor, parameters: Parameters, backend: Backend) -> bool:
     tensors = [p for p in parameters if p is not None]
     if mass.requires_grad or is_traced((x, mass, *tensors)) or not use_kernels(backend, x, *tensors, matrix=True):
         return False
     from diffnet.ops.global_tokens.kernels import fits
 
-    tokens = 0 if parameters[0] is None else len(parameters[0])
-    return x.dtype == compute_dtype(x, *tensors) and fits(x, tokens)
+    return x.dtype == compute_dtype(x, *tensors) and fits(x, parameters.tokens)
 
 
 class _Node(torch.autograd.Function):
@@ -77,7 +73,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, *parameters: Any) -> Tensor:
-        from diffnet.ops.global_tokens.kernels import Parameters, forward
+        from diffnet.ops.global_tokens.kernels import forward
 
         tensors: list[Any] = [x, mass, ptr, conditions, *parameters]
         tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
@@ -89,21 +85,21 @@ class _Node(torch.autograd.Function):
     @staticmethod
     @differentiable_once("tokens and conditions")
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        from diffnet.ops.global_tokens.kernels import Parameters, Results, backward
+        from diffnet.ops.global_tokens.kernels import Results, backward
 
         (x, mass, ptr, conditions, *saved) = ctx.saved_tensors
         parameters, results = Parameters(*saved[:7]), Results(x, *saved[7:])  # the output isn't needed
         grad = in_dtype(grad, x.dtype).contiguous()
-        x_grad, coefficients, *grads = backward(grad, x, mass, ptr, parameters, results)
+        x_grad, coefficients, grads = backward(grad, x, mass, ptr, parameters, results)
+        grads = grads or [x] * 5  # in place of those of missing parameters
         of_conditions = None
         if parameters.modulation is not None:
             with without_autocast(x):
                 grads += [coefficients.mT @ conditions.float(), coefficients.sum(0)]
                 if ctx.needs_input_grad[3]:
                     of_conditions = in_dtype(coefficients @ parameters.modulation.float(), conditions.dtype)
-        grads += [x_grad] * (len(parameters) - len(grads))  # in place of those of a missing modulation
-        found = [None if p is None else in_dtype(g, p.dtype) for p, g in zip(parameters, grads, strict=True)]
-        return x_grad, None, None, of_conditions, *found
+        pairs = zip(parameters, [*grads, x, x], strict=False)
+        return x_grad, None, None, of_conditions, *(None if p is None else in_dtype(g, p.dtype) for p, g in pairs)
 
 
 _one_node = applied(_Node)
