@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, sizes_of
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
 from diffnet.geometry import SurfacePoints
@@ -72,6 +73,16 @@ class PairSamples(ReadAhead[PairSample]):
         """Of both meshes together."""
         counts = np.asarray(counts_of(self.meshes), np.int64)
         return counts[np.array(self.pairs, np.int64).reshape(-1, 2)].sum(1)
+
+    def sizes(self) -> MeshSizes:
+        meshes = self.meshes
+        each = meshes.sizes() if isinstance(meshes, ReadAhead) else sizes_of([mesh.operators for mesh in meshes])
+
+        def counted(names: Iterable[str]) -> list[BatchSize]:
+            of_mesh = each.counted(names)
+            return [largest_batch([of_mesh[i], of_mesh[j]], None, None) for i, j in self.pairs]
+
+        return MeshSizes(counted, each.k)
 
     @property
     def is_resident(self) -> bool:

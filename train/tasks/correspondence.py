@@ -56,7 +56,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     report_files = ("errors.png", "errors.csv")
     targets_at = ("vertices",)
     meshes_of_sample = 2
-    captured = False  # functional maps depend on the lengths of both meshes on the host
     no_classes = "the network computes features for correspondence and no classes; call match_meshes"
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
