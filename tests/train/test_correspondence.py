@@ -138,6 +138,12 @@ def test_targets_are_the_functional_maps_of_the_correspondences() -> None:
     truth[order_of(0)] = order_of(1)
     np.testing.assert_array_equal(point_map_of(target, second, first).numpy(), truth)
     np.testing.assert_array_equal(point_map_of(target[:, :5, :5], second, first, refine=True).numpy(), truth)
+    # The same with template points of two classes in other orders.
+    shapes = [replace(shape, folder=shape.name) for shape in two_bodies().train]
+    shapes[1] = replace(shapes[1], template=np.roll(order_of(1), 1))
+    between = {("b0", "b1"): np.roll(np.arange(162), -1)}
+    (other,) = pairs_of(MeshPairs(shapes, shapes, [(0, 1)], [(0, 1)], between=between))
+    torch.testing.assert_close(other.target(), target, atol=1e-4, rtol=1e-3)
     # ZoomOut leaves a map of all eigenpairs as it is.
     few = [side.truncated(8) for side in (second, first)]
     rough = target + 0.2 * torch.randn(1, 8, 8, generator=torch.Generator().manual_seed(0))

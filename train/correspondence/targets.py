@@ -126,7 +126,7 @@ class _Truths:
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]
-        if self._data is not None and first.template is not None and second.template is not None:
+        if self._data is not None and self._data.share_template(first, second):
             c = self._inverse_at_template(i, one) @ self._at_template(j, other)
         else:
             truth = None if self._data is None else self._data.truth(first, second)

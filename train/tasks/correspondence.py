@@ -223,7 +223,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def pairs(self, data: PairedMeshes) -> bytes:
         digest, pairs = hashlib.sha256(), data.pairs
-        for array in _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs):
+        truths = _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs)
+        for array in [*truths, *pairs.between.values()]:
             digest.update(f"{array.shape}".encode() + array.tobytes())
         return digest.digest()
 
