@@ -69,14 +69,19 @@ def pair_maps(
         a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
         return functional_map(a[0], b[0], a[1], b[1], regularizer=regularizer)[:, None]
     # From each mesh to the other one of its pair: mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1.
-    other_spectra, other_evals = (x.unflatten(0, (-1, 2)).flip(1).flatten(0, 1) for x in (spectra, evals))
-    maps = functional_map(spectra, other_spectra, evals, other_evals).unflatten(0, (-1, 2))
+    other_spectra, other_evals = (_in_pairs(x).flip(1).flatten(0, 1) for x in (spectra, evals))
+    maps = _in_pairs(functional_map(spectra, other_spectra, evals, other_evals))
     if not features.requires_grad:
         return maps
     queries, keys, evecs, mass = _by_mesh(F.normalize(features, dim=1), operators, k)
     images = [soft_map(query, keys[i ^ 1], evecs[i ^ 1], TEMPERATURE) for i, query in enumerate(queries)]
     soft = torch.stack([basis.mT @ (m * x) for basis, m, x in zip(evecs, mass, images, strict=True)])
-    return torch.cat([maps, soft.unflatten(0, (-1, 2))], 1)
+    return torch.cat([maps, _in_pairs(soft)], 1)
+
+
+def _in_pairs(x: Tensor) -> Tensor:
+    """(2P, …) → (P, 2, …)"""
+    return x.view(-1, 2, *x.shape[1:])
 
 
 def _by_mesh(unit: Tensor, operators: Operators, k: int) -> list[Sequence[Tensor]]:
@@ -90,7 +95,7 @@ def _by_mesh(unit: Tensor, operators: Operators, k: int) -> list[Sequence[Tensor
         x, evecs, mass = (torch.split(each, list(operators.lengths)) for each in tensors)
         return [x, x, evecs, mass]
     rows, inside = operators.rows_by_mesh()
-    x, evecs, mass = (each.index_select(0, rows.flatten()).unflatten(0, rows.shape) for each in tensors)
+    x, evecs, mass = (each.index_select(0, rows.flatten()).view(*rows.shape, -1) for each in tensors)
     further = torch.where(inside, 0, NEVER)[:, :, None].expand(-1, -1, FURTHER)
     keys, queries = torch.cat([x, further], 2), F.pad(x, (0, FURTHER), value=1)
     return [each.unbind() for each in (queries, keys, evecs, mass * inside[:, :, None])]
