@@ -92,8 +92,8 @@ def _by_mesh(unit: Tensor, operators: Operators, k: int) -> list[Sequence[Tensor
     """
     tensors = [unit, operators.evecs[:, :k], operators.mass[:, None]]
     if not isinstance(operators, StaticOperators):
-        x, evecs, mass = (torch.split(each, list(operators.lengths)) for each in tensors)
-        return [x, x, evecs, mass]
+        parts = [torch.split(each, list(operators.lengths)) for each in tensors]
+        return [parts[0], *parts]
     rows, inside = operators.rows_by_mesh()
     x, evecs, mass = (each.index_select(0, rows.flatten()).view(*rows.shape, -1) for each in tensors)
     further = torch.where(inside, 0, NEVER)[:, :, None].expand(-1, -1, FURTHER)
