@@ -49,7 +49,7 @@ def pair_step(options: Options) -> Iterator[Case]:
 
 
 def _pair(size: Size, k: int) -> PairSample:
-    target = unknown_map(k).to(size.device)
+    target = unknown_map(k, size.device)
     return PairSample(_mesh("a", size, k), _mesh("b", size, k), lambda: target)
 
 

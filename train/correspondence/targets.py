@@ -103,9 +103,9 @@ class PairSamples(ReadAhead[PairSample]):
             self.meshes.forget()
 
 
-def unknown_map(k: int) -> Tensor:
+def unknown_map(k: int, device: torch.device) -> Tensor:
     """The target (1, K, K) of a pair whose correspondences are not known."""
-    return torch.full((1, k, k), torch.nan)
+    return torch.full((1, k, k), torch.nan, device=device)
 
 
 class _Truths:
@@ -131,7 +131,7 @@ class _Truths:
         else:
             truth = None if self._data is None else self._data.truth(first, second)
             if truth is None:
-                return unknown_map(self._k)
+                return unknown_map(self._k, one.features.device)
             assert not isinstance(truth.points, SurfacePoints)  # only templates have points in faces
             evecs = self._evecs(one)
             points, vertices = (torch.from_numpy(x).to(evecs.device) for x in (truth.points, truth.vertices))
