@@ -103,7 +103,7 @@ class PairSamples(ReadAhead[PairSample]):
             self.meshes.forget()
 
 
-def unknown_map(k: int, device: torch.device) -> Tensor:
+def unknown_map(k: int, device: torch.device | None = None) -> Tensor:
     """The target (1, K, K) of a pair whose correspondences are not known."""
     return torch.full((1, k, k), torch.nan, device=device)
 
