@@ -39,8 +39,8 @@ class GraphedStep:
         average: gets the weights after each step
         weight: of a batch for `add`, a function of the targets that returns (). None takes what the loss divides by.
         ignore_index: the integer target that a loss of your own ignores in its mean, for `add`
-        outputs_at: "vertices", "faces", "edges" or "global_mean": the N rows of the outputs. None takes the model's
-            attribute of this name at each call, or "vertices".
+        outputs_at: "vertices", "faces", "edges", "global_mean" or "pairs", of two meshes that follow each other: the N
+            rows of the outputs. None takes the model's attribute of this name at each call, or "vertices".
         row_wise: see `graphed`
 
     Attributes:

@@ -30,7 +30,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.common.checks import check_count, device_and_dtype, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_tensor, device_and_dtype, not_a_tensor
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import FieldwiseCopy, Later, can_remember, memoized, remember
 from diffnet.ops.common.precision import without_autocast
@@ -41,6 +41,8 @@ UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
 FREE_SHARE = 0.5
+# A function of length 1 that is nearer to the span of others is no further dimension: float32 rounds it by about 1e-7.
+MIN_DISTANCE = 1e-6
 
 # Values that `Operators` computes at first use.
 _EMPTY_MEMO = dict.fromkeys(("_lengths", "_face_lengths", "_edges", "_preparations", "_unpacked", "_pinned"))
@@ -57,8 +59,7 @@ class Operators(FieldwiseCopy, Fields):
     mass: (V,) lumped vertex areas; 0 at vertices that no face uses
     evals: (B, K), ascending, and evecs: (V, K): eigenpairs L φ = λ M φ with ΦᵀMΦ = I for each mesh. If a mesh has fewer
         than K pairs, the missing vectors are 0 and the missing values repeat the last one. Another basis, set by
-        `dataclasses.replace`, must be orthonormal in these areas, too. One of another inner product, such as an elastic
-        one, is for `ops.functional_map`, which takes coefficients.
+        `dataclasses.replace`, must be orthonormal in these areas, too. `with_span` takes any functions.
     laplacian: (V, V), positive semi-definite, block-diagonal over the meshes
     gradient: (V, V), with two sets of values (2, nnz) on one pattern: the X and Y components in the tangent frame
     frames: (V, 3, 3); the rows are tangent x, tangent y and normal
@@ -356,6 +357,33 @@ class Operators(FieldwiseCopy, Fields):
             raise ValueError(f"k should be at most {self.k}, the number of eigenpairs, got {k}")
         return _with_pairs(self, k)
 
+    def with_span(self, functions: Tensor) -> Operators:
+        """These operators with the eigenpairs of the Laplacian in the span of functions, in place of its first ones.
+
+        The functions may be modes of another energy or learned, alone or beside eigenvectors, as in a hybrid basis
+        (Bastian et al. 2024). They may have another inner product. Their combinations that come nearest to
+        eigenvectors (Rayleigh–Ritz) span the same space and are orthonormal in the areas, so everything takes them.
+
+        functions: (V, K) floating point, linearly independent on each mesh. They get no gradient.
+
+        Raises ValueError for functions of which a combination is 0 on a mesh, and for another shape or device, and
+        TypeError for other dtypes.
+
+        >>> from diffnet.geometry import precompute
+        >>> triangle = precompute(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), k=1)
+        >>> triangle.with_span(torch.tensor([[1.0, 3.0], [1.0, 3.0], [1.0, 0.0]])).evals.abs().round(decimals=3)
+        tensor([[0.0000, 4.5000]])
+        """
+        check_tensor("functions", functions, (self.num_vertices, "K"), self.device)
+        functions, mass, laplacian = (x.detach().double() for x in (functions, self.mass, self.laplacian.values))
+        with without_autocast(functions):
+            images = spmm(self.laplacian.pattern, laplacian, functions)
+            parts = zip(self.unpack(functions), self.unpack(images), self.unpack(mass), strict=True)
+            pairs = [_ritz_pairs(*part, mesh) for mesh, part in enumerate(parts)]
+        evals, evecs = (torch.cat(x) for x in zip(*pairs, strict=True))
+        operators = changed(self, {"evals": evals.to, "evecs": evecs.to, "gradient_evecs": lambda _: None})
+        return operators if self.gradient_evecs is None else operators.with_gradient_evecs()
+
     def with_gradient_evecs(self) -> Operators:
         """These operators with `gradient_evecs`, so that gradients can be computed in the eigenbasis."""
         if self.gradient_evecs is not None:
@@ -612,6 +640,20 @@ def changed(operators: Operators, changes: Mapping[str, Callable[[Any], Any]]) -
     if not can_remember():
         return remember(Operators(**fields, **{name: field(name) for name in large}), **extents)
     return packed_later(fields, {name: Later(partial(field, name)) for name in large}, extents)
+
+
+def _ritz_pairs(x: Tensor, images: Tensor, mass: Tensor, mesh: int) -> tuple[Tensor, Tensor]:
+    """The eigenpairs (1, K) and (V, K) of L in the span of functions x (V, K) on a mesh with areas (V,). images: L x"""
+    sizes = (mass[:, None] * x.square()).sum(0).sqrt()
+    scale = torch.where(sizes > 0, sizes, 1)
+    x, images = x / scale, images / scale
+    factor, _ = torch.linalg.cholesky_ex(x.mT @ (mass[:, None] * x))
+    # Entry j of the diagonal is the distance of function j from the span of those before it.
+    if not (factor.diagonal() > MIN_DISTANCE).all():
+        raise ValueError(f"functions should be linearly independent on each mesh, those on mesh {mesh} are not")
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(len(factor), dtype=x.dtype, device=x.device), upper=False)
+    evals, turn = torch.linalg.eigh(inverse @ (x.mT @ images) @ inverse.mT)
+    return evals[None], x @ (inverse.mT @ turn)
 
 
 def _with_pairs(operators: Operators, k: int) -> Operators:

@@ -28,7 +28,7 @@ from diffnet.train.event_file import EventFile
 from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.resident import DeviceSamples, counts_of, taken
+from diffnet.train.resident import DeviceSamples, ReadAhead, counts_of, taken
 from diffnet.train.run_checks import (
     DIGITS,
     check_alike,
@@ -114,15 +114,12 @@ def train(
     scored = model if average is None else average.network
     parts = ranks.place.world_size * options.accumulate
     step = TrainingStep(task, model, options, device, average)
-    if capture and device.type == "cuda" and options.backend == "auto":
-        if task.captured:
-            trained = taken(samples, [number for group in fitted for number in group])
-            sizes = trained.sizes() if isinstance(trained, DeviceSamples) else [s.operators for s in trained]
-            step.capture(sizes, limits=largest_part([int(n) for n in counts_of(trained)], options, parts))
-        elif scored is not model and not options.partial:  # the network alone
-            graphed(model, first_visits=0)
-        if not options.partial:
-            graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
+    # Networks for partial shapes have an attention between two meshes, whose sizes a graph doesn't know.
+    if capture and device.type == "cuda" and options.backend == "auto" and not options.partial:
+        trained = taken(samples, [number for group in fitted for number in group])
+        sizes = trained.sizes() if isinstance(trained, ReadAhead) else [s.operators for s in trained]
+        step.capture(sizes, limits=largest_part([int(n) for n in counts_of(trained)], options, parts))
+        graphed(scored, first_visits=0)  # in evaluations; the same kernels every time, so resumed runs are equal
     history: list[Row] = []
     best = -math.inf
     content = ranks.after_first(lambda: [contents_of(part) for part in (meshes.train, meshes.test)])

@@ -41,6 +41,10 @@ class ReadAhead(LazySequence[S]):
     @abstractmethod
     def vertex_counts(self) -> NDArray[np.int64]: ...
 
+    @abstractmethod
+    def sizes(self) -> MeshSizes:
+        """The sizes of the samples, for buffers that hold any of them."""
+
     @property
     @abstractmethod
     def is_resident(self) -> bool: ...
@@ -164,7 +168,6 @@ class DeviceSamples(ReadAhead[Sample]):
             self._reading.clear()
 
     def sizes(self) -> MeshSizes:
-        """The sizes of the meshes, for buffers that hold any of them."""
         source = self._samples
         if not isinstance(source, PreparedSamples):
             k = self[0].operators.k
@@ -173,7 +176,10 @@ class DeviceSamples(ReadAhead[Sample]):
 
         def counted(names: Iterable[str]) -> list[BatchSize]:
             # Edges are not always counted. There are at most three for each face.
-            every = [{"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries} for f in facts]
+            every = [
+                {"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries, "longest": f.vertices}
+                for f in facts
+            ]
             return [
                 BatchSize(1, f.vertices, **{name: entry.get(name, f.entries) for name in names})
                 for f, entry in zip(facts, every, strict=True)

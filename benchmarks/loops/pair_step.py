@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet import DiffusionNet, graphed
+from diffnet import DiffusionNet
 from diffnet.benchmarks.cases.functional_maps import TEMPERATURE, K, row_by_row
 from diffnet.benchmarks.harness.peers import first_made
 from diffnet.benchmarks.harness.registry import Case, Options, Run, benchmark
@@ -49,7 +49,7 @@ def pair_step(options: Options) -> Iterator[Case]:
 
 
 def _pair(size: Size, k: int) -> PairSample:
-    target = unknown_map(k).to(size.device)
+    target = unknown_map(k, size.device)
     return PairSample(_mesh("a", size, k), _mesh("b", size, k), lambda: target)
 
 
@@ -74,10 +74,9 @@ def _diffnet(pair: PairSample, size: Size, k: int, graphs: bool) -> Step:
         learning_rate=1e-3,
         precision="fp32",
     )
-    network = _network(size)
+    step = TrainingStep(TASK, _network(size), options, size.device)
     if graphs:
-        graphed(network, first_visits=0)
-    step = TrainingStep(TASK, network, options, size.device)
+        step.capture([pair.operators])
     return lambda: step(collate_pairs([pair]))
 
 

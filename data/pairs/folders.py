@@ -26,6 +26,7 @@ from diffnet.geometry.mesh.mesh import mesh_stem
 
 RULES = ("all", "within", "across")
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
+BETWEEN = "cross_category_corres"  # the folder of those between classes, in one of them or beside it
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -75,7 +76,8 @@ def load_pairs(
 
     In several folders, a mesh is called `FOLDER/NAME`, and each folder may have template points of its own if all pairs
     are within folders. Such folders may also be `off/CLASS/`, with correspondences in `corres/CLASS/`, as those of
-    DT4D-H (Magnet et al. 2022). Lists of that set name `CLASS/NAME`.
+    DT4D-H (Magnet et al. 2022). Lists of that set name `CLASS/NAME`. Its files `corres/cross_category_corres/A_B.vts`
+    hold, for each template point of class A, one of class B. Pairs of classes without a file are left out.
 
     Raises DataError for a folder or file that is missing, malformed or contradictory, for an index out of range, for
     missing points without `partial_shapes`, for vertices of an STL file, which doesn't number them, and
@@ -205,10 +207,33 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
                 )
             values: dict[str, Any] = {field: template}
             shapes[shape.name] = replace(shapes[shape.name], **values)
+    between = _read_between(shapes, files, roots, how["base"])
     counts = {_count(shape) for shape in shapes.values()}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
     every, count = list(shapes.values()), len(data.train)
-    return replace(data, train=every[:count], test=every[count:], mirror=mirror)
+    return replace(data, train=every[:count], test=every[count:], mirror=mirror, between=between)
+
+
+def _read_between(
+    shapes: dict[str, PairShape], files: dict[str, Path], roots: Sequence[Path], base: Base
+) -> dict[tuple[str, str], Ints]:
+    """For each template point of a class, that of another class. All files start at the same number."""
+    counts = {shape.folder: _count(shape) for shape in shapes.values()}
+    pairs: dict[tuple[str, str], Path] = {}
+    for a, b in permutations(roots, 2):
+        above = b.parent.parent
+        places = (place / BETWEEN / f"{a.name}_{b.name}.vts" for place in (above, *(above / name for name in PLACES)))
+        if a.parent == b.parent and (file := next(filter(Path.is_file, places), None)) is not None:
+            pairs[str(a), str(b)] = file
+    if not pairs:
+        return {}
+    every = [IndexFile(files[name], len(shape.mesh.verts), shape.mesh.name) for name, shape in shapes.items()]
+    every += [IndexFile(file, counts[b], f"the template of {Path(b).name}") for (_, b), file in pairs.items()]
+    points = read_indices(every, base)[len(shapes) :]
+    for (key, file), numbers in zip(pairs.items(), points, strict=True):
+        if len(numbers) != counts[key[0]]:
+            raise DataError(f"{file}: {len(numbers)} entries, but {key[0]} has {counts[key[0]]} template points")
+    return dict(zip(pairs, points, strict=True))
 
 
 def _count(shape: PairShape) -> int:
@@ -264,7 +289,7 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], whic
     for part, shapes, others in (("train", data.train, data.test), ("test", data.test, data.train)):
         pairs = _listed_pairs(shapes, others, Path(which), rule) if is_list else []
         for i, j in pairs:
-            if data.maps and (shapes[i].name, shapes[j].name) not in data.maps:
+            if (data.maps or data.between) and not data.has_truth(shapes[i], shapes[j]):
                 raise DataError(f"{which}: there is no map from {shapes[i].name} to {shapes[j].name}")
         if not is_list or (not pairs and part == "train"):
             pairs = _pairs_by(data, shapes, "all" if is_list else which)
@@ -274,7 +299,7 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], whic
                 f"{counted(len(shapes), 'mesh', 'meshes')}; train.txt and test.txt, or folders of these names, set it"
             )
         for first, second in ((shapes[i], shapes[j]) for i, j in pairs):
-            if _count(first) != _count(second):
+            if not data.between and _count(first) != _count(second):
                 raise DataError(
                     f"{first.mesh.name} has {_count(first)} template points, but {second.mesh.name} has "
                     f"{_count(second)}, so they are no pair. Take pairs within folders"
@@ -286,16 +311,15 @@ def _with_pairs(data: MeshPairs, folders: Sequence[str | os.PathLike[str]], whic
 def _pairs_by(data: MeshPairs, shapes: list[PairShape], rule: str) -> list[Pair]:
     """The pairs of meshes by one of RULES, each once, the earlier mesh first.
 
-    If the set has maps, these are the pairs that have one, in its direction.
+    If the set has maps of pairs or between classes, these are the pairs that have one, in the direction of a map.
     """
     numbers = combinations(range(len(shapes)), 2)
     pairs = (
         (i, j) for i, j in numbers if rule == "all" or (shapes[i].folder == shapes[j].folder) == (rule == "within")
     )
-    if not data.maps:
+    if not data.maps and not data.between:
         return list(pairs)
-    names = [shape.name for shape in shapes]
-    ways = (next((p for p in ((i, j), (j, i)) if (names[p[0]], names[p[1]]) in data.maps), None) for i, j in pairs)
+    ways = (next((p for p in ((i, j), (j, i)) if data.has_truth(*(shapes[n] for n in p))), None) for i, j in pairs)
     return [way for way in ways if way is not None]
 
 

@@ -76,6 +76,8 @@ class MeshPairs:
     mirror: the template point on the other side of the body, for each of the T template points, (T,). None for sets
         without symmetry, and for those whose meshes have `mirrored`.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
+    between: by two folders with template points of their own: for each point of the first, one of the second. If there
+        are any, no other folders share their points.
     source, left_out: see `LabeledMeshes`
     """
 
@@ -85,6 +87,7 @@ class MeshPairs:
     test_pairs: list[Pair]
     mirror: Ints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
+    between: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
     source: str = ""
     left_out: tuple[str, ...] = ()
 
@@ -105,6 +108,25 @@ class MeshPairs:
     def test_shapes(self) -> list[tuple[PairShape, PairShape]]:
         """The meshes of each test pair."""
         return [(self.test[i], self.test[j]) for i, j in self.test_pairs]
+
+    def share_template(self, first: PairShape, second: PairShape) -> bool:
+        """Whether both meshes have their places of the same template points."""
+        is_known = first.template is not None and second.template is not None
+        return is_known and (not self.between or first.folder == second.folder)
+
+    def _template_points(self, first: PairShape, second: PairShape) -> tuple[Ints | slice, Ints | slice] | None:
+        """The template points of each mesh that correspond. None if they aren't known."""
+        every = slice(None)
+        if self.share_template(first, second):
+            return every, every
+        there, back = (self.between.get(key) for key in ((first.folder, second.folder), (second.folder, first.folder)))
+        if there is not None:
+            return every, there
+        return None if back is None else (back, every)
+
+    def has_truth(self, first: PairShape, second: PairShape) -> bool:
+        """Whether the true correspondences from the first mesh to the second are known."""
+        return (first.name, second.name) in self.maps or self._template_points(first, second) is not None
 
     def truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The true correspondences from the first mesh to the second, or None if they aren't known.
@@ -160,19 +182,21 @@ class MeshPairs:
         vertices = self.maps.get((first.name, second.name))
         if vertices is not None:
             return Truth(np.arange(len(vertices)), vertices)
-        if first.template is None or second.template is None:
+        points = self._template_points(first, second)
+        if points is None or first.template is None or second.template is None:
             return None
-        return Truth(first.template, second.template)
+        return Truth(first.template[points[0]], second.template[points[1]])
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""
-        if self.is_partial(first, second):
+        points = self._template_points(first, second)
+        if points is None or first.template is None or second.template is None or self.is_partial(first, second):
             return None
-        if second.mirrored is not None and first.template is not None:
-            return Truth(first.template, second.mirrored)
-        if self.mirror is None or first.template is None or second.template is None:
+        if second.mirrored is not None:
+            return Truth(first.template[points[0]], second.mirrored[points[1]])
+        if self.mirror is None:
             return None
-        return Truth(first.template, second.template[self.mirror])
+        return Truth(first.template[points[0]], second.template[self.mirror][points[1]])
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

@@ -133,6 +133,9 @@ class BatchBuffers:
     size: of the buffers
     counted: the names of the counts of `size` that are known, see `size_of`
     example: a batch that fits. New buffers are filled with it.
+
+    ptr: (B+1,) int64, where each mesh begins
+    lengths: (B,) int64, the vertices of each mesh, without added ones
     """
 
     def __init__(self, arena: Arena, size: BatchSize, counted: frozenset[str], example: Operators) -> None:
@@ -141,9 +144,10 @@ class BatchBuffers:
         self._filled: dict[str, Tensor] = {}
         self._rows = Rows()
         self._fields: list[_Field] = []
-        # It is small, so it has memory of its own. If there is one mesh, its values never change.
+        # They are small, so they have memory of their own.
         with torch.inference_mode(False):
-            self.ptr = torch.zeros(size.meshes + 1, dtype=torch.int64, device=arena.device)
+            self._extents = torch.zeros(2 * size.meshes + 1, dtype=torch.int64, device=arena.device)
+        self.ptr, self.lengths = self._extents[: size.meshes + 1], self._extents[size.meshes + 1 :]
         self._load_extents(example)
 
     @property
@@ -155,6 +159,13 @@ class BatchBuffers:
     def add(self, buffer: Tensor, rest: float = 0) -> Tensor:
         """Let `load` fill another buffer, too, see `Rows`. Call it before any field is read. Returns the buffer."""
         return self._rows.add(buffer, rest)
+
+    def need(self, count: str) -> int:
+        """The value of this name in `size`. Raises NotCounted if it is not known."""
+        if count not in self.counted:
+            raise NotCounted(count)
+        value: int = getattr(self.size, count)
+        return value
 
     def complete(self) -> None:
         """Keep no batch alive from now on. No buffer can be made afterwards."""
@@ -181,8 +192,8 @@ class BatchBuffers:
 
         Raises NotCounted if `needs` names a count that is not known.
         """
-        if needs and needs not in self.counted:
-            raise NotCounted(needs)
+        if needs:
+            self.need(needs)
         if name not in self._filled:
             field = _Field(read, basis, planes)
             values = _values_of([field], self.example)
@@ -199,15 +210,16 @@ class BatchBuffers:
         """Copy the operators of a batch into all buffers that have been asked for, and values for those of `add`."""
         if self._example is not None:
             self._example = source
-        if self.size.meshes > 1:
+        if self.size.meshes > 1 or self.size.longest:  # else the only mesh has all rows
             self._load_extents(source)
         self._rows.fill([*others, *_values_of(self._fields, source)], source)
 
     def _load_extents(self, source: Operators) -> None:
-        """The last mesh of the batch owns all further rows, and further meshes are empty."""
+        """In `ptr`, the last mesh of the batch owns all further rows. Further meshes are empty."""
         meshes, vertices = self.size.meshes, self.size.vertices
         ends = [*accumulate(source.lengths[:-1], initial=0), *[vertices] * (meshes + 1 - len(source))]
-        self.ptr.copy_(torch.tensor(ends), non_blocking=True)
+        lengths = [*source.lengths, *[0] * (meshes - len(source))]
+        self._extents.copy_(torch.tensor(ends + lengths), non_blocking=True)
 
 
 def _values_of(fields: Sequence[_Field], source: Operators) -> list[Tensor]:

@@ -59,8 +59,8 @@ def graphed(network: M, *, outputs_at: str | None = None, first_visits: int = 1,
     network: a module that is called with features (V, C), `Operators`, and possibly tensors (B, …) with a row for each
         mesh. It returns one tensor. It is changed in place: its parameters, its state dict and its hooks stay the same,
         its class becomes a subclass. To undo this, write `del network.forward`.
-    outputs_at: "vertices", "faces", "edges" or "global_mean": the rows of the returned tensor. None takes the attribute
-        of this name at each call, or "vertices".
+    outputs_at: "vertices", "faces", "edges", "global_mean" or "pairs", of two meshes that follow each other: the rows
+        of the returned tensor. None takes the attribute of this name at each call, or "vertices".
     first_visits: how many batches of a size run without graphs before one is recorded. Recording takes some ten times
         as long as a call, so a size that never comes back should not be recorded.
     row_wise: classes of modules of your own that compute each row from this row alone, or exchange rows by the

@@ -31,7 +31,7 @@ from diffnet.ops.common.precision import compute_dtype
 T = TypeVar("T")
 
 # The count of `BatchSize` that gives the rows of the output.
-ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes"}
+ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes", "pairs": "pairs"}
 NOTHING = BatchSize(0, 0)
 MAX_KINDS = 1000
 MAX_EXACT_SIZES = 32  # of batches that have graphs of their own, because no rows may be added
@@ -104,8 +104,13 @@ class Kind:
 
     def size_of(self, operators: Operators) -> BatchSize:
         """The size of the buffers for a batch."""
-        size = size_of(operators, self.counted)
-        return size if self.other_rows else size.rounded()
+        return self.rounded(size_of(operators, self.counted))
+
+    def rounded(self, size: BatchSize) -> BatchSize:
+        """The size of the buffers for batches of a size. No pairs are added, because they would count in losses."""
+        if self.other_rows:
+            return size
+        return size.rounded()._replace(meshes=size.meshes) if self.rows == "pairs" else size.rounded()
 
 
 class Inputs(NamedTuple):
@@ -287,7 +292,7 @@ class GraphRuntime:
                     kind.fields = self._fields(lane, kind, batch, size)
                     if self._expected is not None:
                         largest = self._expected.largest(kind.counted, self.max_vertices(batch))
-                        kind.largest = largest if kind.other_rows else largest.rounded()
+                        kind.largest = kind.rounded(largest)
                 lane.make_room(size.union(kind.largest))
                 graphs = record(size)
             except NotCounted as missing:
@@ -370,6 +375,8 @@ def rows_of(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
     if outputs_at == "vertices":
         return operators.num_vertices
+    if outputs_at == "pairs":
+        return len(operators) // 2
     return len(operators) if outputs_at == "global_mean" else len(getattr(operators, outputs_at))
 
 

@@ -35,6 +35,7 @@ class BatchSize(NamedTuple):
     meshes, vertices: B and V
     faces, edges: F and E
     entries, neighbors: nonzeros of the gradient and of the neighborhood
+    longest: the vertices of the largest mesh
     """
 
     meshes: int
@@ -43,6 +44,11 @@ class BatchSize(NamedTuple):
     edges: int = 0
     entries: int = 0
     neighbors: int = 0
+    longest: int = 0
+
+    @property
+    def pairs(self) -> int:
+        return self.meshes // 2
 
     @lru_cache(maxsize=1024)  # noqa: B019 - a size is a tuple
     def rounded(self) -> BatchSize:
@@ -94,6 +100,8 @@ def max_vertices(k: int, dtype: torch.dtype) -> int:
 
 
 def _count(operators: Operators, name: str) -> int:
+    if name == "longest":
+        return max(operators.lengths)
     if name in ("faces", "edges"):
         return len(getattr(operators, name))
     value = getattr(operators, next(field for field, kind in FIELDS.items() if kind.count == name))
@@ -122,7 +130,7 @@ def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int 
             # Every batch has at most `most` vertices, and no mesh has more of anything for each vertex than this.
             share = max(n / size.vertices for n, size in zip(column, sizes, strict=True))
             totals[i] = min(totals[i], math.ceil(share * most))
-    return BatchSize(*totals)
+    return BatchSize(*totals)._replace(longest=max(size.longest for size in sizes))
 
 
 def round_up(count: int, max_added: int | None = None) -> int:

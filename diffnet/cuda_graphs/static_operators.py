@@ -59,6 +59,16 @@ class StaticOperators(Operators):
         for basis, name in fields:
             getattr(self if basis is None else self.prepared(basis), name)
 
+    def rows_by_mesh(self) -> tuple[Tensor, Tensor]:
+        """The rows of each mesh, (B, L) int64, and which of them are inside of it, (B, L) bool. The others follow it.
+
+        L is at least the number of vertices of the largest mesh.
+        """
+        buffers, device = self.buffers, self.buffers.ptr.device
+        place = torch.arange(buffers.need("longest"), device=device)
+        rows = (buffers.ptr[:-1, None] + place).clamp(max=buffers.size.vertices - 1)
+        return rows, place < buffers.lengths[:, None]
+
     def prepared(self, dtype: torch.dtype) -> StaticOperators:
         if self.basis is not None:
             return self

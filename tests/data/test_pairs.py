@@ -295,8 +295,36 @@ def test_classes_in_folders(tmp_path: Path) -> None:
     (tmp_path / "set" / "train.txt").write_text("crypto/m0\ncrypto/m1\nninja/m2\n")
     (tmp_path / "set" / "test.txt").write_text("crypto/m2\nninja/m0\nninja/m3\ncrypto/m3\n")
     data = load_pairs(tmp_path / "set", "within")
-    assert names_of(data.test_pairs, data.test) == [("crypto/m2", "crypto/m3"), ("ninja/m0", "ninja/m3")]
+    within = [("crypto/m2", "crypto/m3"), ("ninja/m0", "ninja/m3")]
+    assert names_of(data.test_pairs, data.test) == within
     np.testing.assert_array_equal(data.truth(data.test[1], data.test[2]).points, order(3))
+
+
+@pytest.mark.parametrize("place", ["corres/cross_category_corres", "cross_category_corres"])
+def test_correspondences_between_classes(tmp_path: Path, place: str) -> None:
+    """As DT4D-H is published: for each template point of a class, one of another class. Their numbers may differ."""
+    for name, count in (("crypto", 42), ("ninja", 30), ("ortiz", 20)):
+        (tmp_path / "corres" / name).mkdir(parents=True)
+        write(tmp_path / "off" / name, 2, split=False)
+        for file in (tmp_path / "off" / name / "off").iterdir():
+            file.rename(tmp_path / "off" / name / file.name)
+        for i in range(2):
+            np.savetxt(tmp_path / "corres" / name / f"m{i}.vts", order(i)[:count] + 1, fmt="%d")
+    (tmp_path / place).mkdir(exist_ok=True)
+    there = np.random.default_rng(0).integers(0, 30, 42)
+    np.savetxt(tmp_path / place / "crypto_ninja.vts", there + 1, fmt="%d")
+    data = load_pairs(tmp_path, "across", base="1", needs_train=False)
+    names = names_of(data.test_pairs, data.test)
+    assert names == [(f"crypto/m{i}", f"ninja/m{j}") for i in (0, 1) for j in (0, 1)]
+    assert len(load_pairs(tmp_path, base="1", needs_train=False).test_pairs) == 4 + 3
+    first, second = data.test[0], data.test[3]
+    truth, back = data.truth(first, second), data.truth(second, first)
+    np.testing.assert_array_equal([truth.vertices, truth.points], [order(0), order(1)[there]])
+    np.testing.assert_array_equal([back.points, back.vertices], [order(0), order(1)[there]])
+    (tmp_path / "pairs.txt").write_text("ninja/m0 ortiz/m1\n")
+    refused(DataError, "there is no map from ninja/m0 to ortiz/m1", load_pairs, tmp_path, base="1", needs_train=False)
+    np.savetxt(tmp_path / place / "ninja_ortiz.vts", np.arange(20) + 1, fmt="%d")
+    refused(DataError, "ninja_ortiz.vts: 20 entries, but .*ninja has 30 template", load_pairs, tmp_path, base="1")
 
 
 def test_registered_meshes(tmp_path: Path) -> None:

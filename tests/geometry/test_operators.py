@@ -22,9 +22,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from diffnet.data import MeshBatches
-from diffnet.geometry import Operators, PerMesh, Rows, collate, precompute, with_k_ring
+from diffnet.geometry import Operators, PerMesh, Rows, collate, from_spectral, precompute, to_spectral, with_k_ring
 from diffnet.geometry.store import transfer
-from diffnet.ops import SparseMatrix
+from diffnet.ops import SparseMatrix, spmm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,6 +83,26 @@ def test_other_numbers_of_eigenpairs(on_basis: bool) -> None:
     assert a.truncated(k) is a
     refused(ValueError, f"k should be at most {k}, the number of eigenpairs, got {k + 1}", a.truncated, k + 1)
     refused(ValueError, "k should be at least 1, got 0", a.truncated, 0)
+
+
+def test_bases_of_any_functions() -> None:
+    """A hybrid basis: eigenvectors and the positions, which it then holds exactly."""
+    balls = [trimesh.creation.icosphere(n).apply_scale([1, 0.8, 0.6]) for n in (2, 1)]
+    a, b = (precompute(ball, k=8).with_gradient_evecs() for ball in balls)
+    batch, verts = collate([a, b]), torch.cat([torch.as_tensor(ball.vertices).float() for ball in balls])
+    spanned = batch.with_span(torch.cat([100 * batch.evecs, verts], 1))
+    assert spanned.k == 11
+    assert_same(spanned[0], a.with_span(torch.cat([100 * a.evecs, verts[:162]], 1)))
+    torch.testing.assert_close(from_spectral(to_spectral(verts, spanned), spanned), verts, atol=1e-4, rtol=1e-4)
+    one, evecs = spanned[1], spanned[1].evecs
+    torch.testing.assert_close(to_spectral(evecs, one)[0], torch.eye(11), atol=1e-4, rtol=0)
+    images = spmm(one.laplacian.pattern, one.laplacian.values, evecs)
+    torch.testing.assert_close(evecs.T @ images, one.evals[0].diag(), atol=1e-3, rtol=1e-4)
+    assert_same(one, replace(one, gradient_evecs=None).with_gradient_evecs())
+    same = batch.with_span(batch.evecs @ torch.randn(8, 8))
+    torch.testing.assert_close(same.evals, batch.evals, atol=1e-3, rtol=1e-3)
+    twice = torch.cat([verts[:, :2], verts[:, :2].sum(1, keepdim=True)], 1)
+    refused(ValueError, "linearly independent on each mesh, those on mesh 0 are not", batch.with_span, twice)
 
 
 def test_other_libraries_convert_operators_and_look_for_a_batch_size() -> None:

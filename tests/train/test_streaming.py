@@ -21,6 +21,7 @@ from rich.console import Console
 from runs import ball, write_ball
 from shapes import arrays, ellipsoid, soup
 
+from diffnet.cuda_graphs.sizes import sizes_of
 from diffnet.data import (
     BODY_MAPS,
     DataError,
@@ -274,8 +275,11 @@ def test_entries_that_change_are_not_read_again(
     assert torch.equal(found.features, expected.features)
 
 
-def test_uneven_rows_are_found_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_and_uneven_rows_are_found_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = prepared(tmp_path, monkeypatch)
+    counts = "entries", "longest"
+    expected_sizes = sizes_of([sample.operators for sample in samples]).counted(counts)
+    assert DeviceSamples(samples, CPU).sizes().counted(counts) == expected_sizes
     for module in (pattern, reading):
         monkeypatch.setattr(module, "PIECE", 5)
     expected = samples[0].operators.gradient.pattern

@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
+from diffnet.cuda_graphs.static_operators import StaticOperators
 from diffnet.data import MeshPairs, PairErrors, PairSample, pair_errors
 from diffnet.geometry import Operators, point_map, to_spectral, zoomout
 from diffnet.ops import (
@@ -32,6 +33,8 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import LOSS_TERMS, Method
 
 TEMPERATURE = 0.07  # of soft maps of normalized features (Cao et al. 2023)
+NEVER = -1e30  # takes a row out of a softmax
+FURTHER = 4  # channels for it: one is enough, but rows of an odd length are slow to read
 ZOOMOUT_STEPS = 10
 EQUAL_WEIGHTS = dict.fromkeys(LOSS_TERMS, 1.0)
 
@@ -64,19 +67,40 @@ def pair_maps(
         size = features.square().mean(1, keepdim=True)
         mean = segment_mean(size, operators.mass, operators.ptr, operators.lengths)
         spectra = spectra * (scale / mean.clamp(min=1e-12).sqrt())[:, :, None]
-    a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
     if method == "supervised":
+        a, b = (spectra[0::2], evals[0::2]), (spectra[1::2], evals[1::2])
         return functional_map(a[0], b[0], a[1], b[1], regularizer=regularizer)[:, None]
-    maps = torch.stack([functional_map(a[0], b[0], a[1], b[1]), functional_map(b[0], a[0], b[1], a[1])], 1)
+    # From each mesh to the other one of its pair: mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1.
+    other_spectra, other_evals = (_in_pairs(x).flip(1).flatten(0, 1) for x in (spectra, evals))
+    maps = _in_pairs(functional_map(spectra, other_spectra, evals, other_evals))
     if not features.requires_grad:
         return maps
-    unit, evecs = (
-        torch.split(x, list(operators.lengths)) for x in (F.normalize(features, dim=1), operators.evecs[:, :k])
-    )
-    others = [i ^ 1 for i in range(len(unit))]  # mesh 2p + 1 for mesh 2p, and mesh 2p for mesh 2p + 1
-    images = [soft_map(unit[i], unit[j], evecs[j], TEMPERATURE) for i, j in enumerate(others)]
-    soft = to_spectral(torch.cat(images), operators)[:, :k]
-    return torch.cat([maps, soft[0::2, None], soft[1::2, None]], 1)
+    queries, keys, evecs, mass = _by_mesh(F.normalize(features, dim=1), operators, k)
+    images = [soft_map(query, keys[i ^ 1], evecs[i ^ 1], TEMPERATURE) for i, query in enumerate(queries)]
+    soft = torch.stack([basis.mT @ (m * x) for basis, m, x in zip(evecs, mass, images, strict=True)])
+    return torch.cat([maps, _in_pairs(soft)], 1)
+
+
+def _in_pairs(x: Tensor) -> Tensor:
+    """(2P, …) → (P, 2, …)"""
+    return x.view(-1, 2, *x.shape[1:])
+
+
+def _by_mesh(unit: Tensor, operators: Operators, k: int) -> list[Sequence[Tensor]]:
+    """Queries, keys, eigenvectors and masses (…, 1) of each mesh, for features (V, C) of length 1.
+
+    In a CUDA graph, all meshes have as many rows. Those outside of a mesh get no mass, and further channels take them
+    out of the softmax.
+    """
+    tensors = [unit, operators.evecs[:, :k], operators.mass[:, None]]
+    if not isinstance(operators, StaticOperators):
+        parts = [torch.split(each, list(operators.lengths)) for each in tensors]
+        return [parts[0], *parts]
+    rows, inside = operators.rows_by_mesh()
+    x, evecs, mass = (each.index_select(0, rows.flatten()).view(*rows.shape, -1) for each in tensors)
+    further = torch.where(inside, 0, NEVER)[:, :, None].expand(-1, -1, FURTHER)
+    keys, queries = torch.cat([x, further], 2), F.pad(x, (0, FURTHER), value=1)
+    return [each.unbind() for each in (queries, keys, evecs, mass * inside[:, :, None])]
 
 
 def unsupervised_loss(maps: Tensor, weights: Mapping[str, float] = EQUAL_WEIGHTS) -> Tensor:

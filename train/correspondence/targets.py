@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, sizes_of
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
 from diffnet.ops import functional_map_from_correspondences
@@ -76,6 +77,16 @@ class PairSamples(ReadAhead[PairSample]):
         counts = np.asarray(counts_of(self.meshes), np.int64)
         return counts[np.array(self.pairs, np.int64).reshape(-1, 2)].sum(1)
 
+    def sizes(self) -> MeshSizes:
+        meshes = self.meshes
+        each = meshes.sizes() if isinstance(meshes, ReadAhead) else sizes_of([mesh.operators for mesh in meshes])
+
+        def counted(names: Iterable[str]) -> list[BatchSize]:
+            of_mesh = each.counted(names)
+            return [largest_batch([of_mesh[i], of_mesh[j]], None, None) for i, j in self.pairs]
+
+        return MeshSizes(counted, each.k)
+
     @property
     def is_resident(self) -> bool:
         if isinstance(self.meshes, ReadAhead):
@@ -95,9 +106,9 @@ class PairSamples(ReadAhead[PairSample]):
             self.meshes.forget()
 
 
-def unknown_map(k: int) -> Tensor:
+def unknown_map(k: int, device: torch.device | None = None) -> Tensor:
     """The target (1, K, K) of a pair whose correspondences are not known."""
-    return torch.full((1, k, k), torch.nan)
+    return torch.full((1, k, k), torch.nan, device=device)
 
 
 class _Truths:
@@ -118,12 +129,12 @@ class _Truths:
         """
         i, j = pair
         first, second = self._shapes[i], self._shapes[j]
-        if self._data is not None and first.template is not None and second.template is not None:
+        if self._data is not None and self._data.share_template(first, second):
             c = self._inverse_at_template(i, one) @ self._at_template(j, other)
         else:
             truth = None if self._data is None else self._data.truth(first, second)
             if truth is None:
-                return unknown_map(self._k)
+                return unknown_map(self._k, one.features.device)
             evecs = self._evecs(one)
             points, vertices = (torch.from_numpy(x).to(evecs.device) for x in (truth.points, truth.vertices))
             c = functional_map_from_correspondences(points, vertices, self._evecs(other), evecs)

@@ -91,7 +91,7 @@ class _TaskNetwork(nn.Module):
 
     def __init__(self, task: Task[Any, Any], model: DiffusionNet, options: TrainOptions) -> None:
         super().__init__()
-        self.model, self.outputs_at = model, model.outputs_at
+        self.model, self.outputs_at = model, model.outputs_at if task.meshes_of_sample == 1 else "pairs"
         self._task, self._options, self._vectors = task, options, vector_channels(options.features)
 
     def forward(self, features: Tensor, operators: Operators, *further: Tensor) -> Tensor:

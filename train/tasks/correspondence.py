@@ -60,7 +60,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     report_files = ("errors.png", "errors.csv")
     targets_at = ("vertices",)
     meshes_of_sample = 2
-    captured = False  # functional maps depend on the lengths of both meshes on the host
     no_classes = "the network computes features for correspondence and no classes; call match_meshes"
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[PairedMeshes, TrainOptions]:
@@ -267,7 +266,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
 
     def pairs(self, data: PairedMeshes) -> bytes:
         digest, pairs = hashlib.sha256(), data.pairs
-        for array in _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs):
+        truths = _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs)
+        for array in [*truths, *pairs.between.values()]:
             digest.update(f"{array.shape}".encode() + array.tobytes())
         return digest.digest()
 

@@ -217,13 +217,12 @@ class Task(ABC, Generic[D, S]):
     """One task, on data sets D and with scored predictions S. Those on single meshes are a `MeshTask`.
 
     N is the number of vertices, faces, edges, meshes or pairs of a batch, and C the number of outputs of the network.
-    Methods of tensors run inside CUDA graphs if `captured`, so they never wait for the GPU then.
+    Methods of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
     score_name: the name of the score in metrics.csv
     report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
-    captured: whether CUDA graphs can record a training step, so that its kernels are known before the first one
     meshes_of_sample: the number of meshes in each sample
     term: a further term of the loss, see `run_training`, or None
     no_classes: why `predict_labels` refuses a network of this task, or None if it predicts classes
@@ -234,7 +233,6 @@ class Task(ABC, Generic[D, S]):
     score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
-    captured: bool = True
     no_classes: str | None = None
     term: Callable[[Tensor, Tensor], Tensor] | None = None
     meshes_of_sample: int = 1
