@@ -11,7 +11,8 @@ from diffnet.geometry import Operators
 from diffnet.global_tokens import GlobalTokens
 from diffnet.ops import Backend, from_spectral
 from diffnet.ops.common.checks import check_count
-from diffnet.ops.global_tokens.op import Parameters, tokens_and_modulation
+from diffnet.ops.global_tokens.op import tokens_and_modulation
+from diffnet.ops.global_tokens.parameters import Parameters
 
 
 class Modulation(nn.Module):

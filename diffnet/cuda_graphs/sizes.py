@@ -116,7 +116,7 @@ def largest_batch(sizes: Sequence[BatchSize], meshes: int | None, vertices: int 
     meshes, vertices: the limits of a batch. None is no limit. A mesh with more vertices is a batch of its own.
 
     >>> largest_batch([BatchSize(1, 100), BatchSize(1, 300), BatchSize(1, 200)], meshes=2, vertices=None)
-    BatchSize(meshes=2, vertices=500, faces=0, edges=0, entries=0, neighbors=0)
+    BatchSize(meshes=2, vertices=500, faces=0, edges=0, entries=0, neighbors=0, longest=0)
     """
     count = len(sizes) if meshes is None else min(meshes, len(sizes))
     if vertices is not None:

@@ -12,7 +12,7 @@ Shapes: V packed vertices, B meshes, N tokens, C channels, P conditions.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,28 +20,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype, without_autocast
-
-
-class Parameters(NamedTuple):
-    """The parameters of both layers. Those of a missing layer are None.
-
-    share, share_bias: S (N, C) and s (N,)
-    projection, projection_bias: (3C, C) and (3C,), of Q, K and V one after the other
-    out: A (C, C)
-    modulation, modulation_bias: W (2C, P) and b (2C,)
-    """
-
-    share: Tensor | None = None
-    share_bias: Tensor | None = None
-    projection: Tensor | None = None
-    projection_bias: Tensor | None = None
-    out: Tensor | None = None
-    modulation: Tensor | None = None
-    modulation_bias: Tensor | None = None
-
-    @property
-    def tokens(self) -> int:
-        return 0 if self.share is None else self.share.shape[0]
+from diffnet.ops.global_tokens.parameters import Parameters
 
 
 def tokens_and_modulation(
