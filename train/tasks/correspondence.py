@@ -44,7 +44,7 @@ from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, 
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 # In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
-TRAINED_PAIRS: dict[Method, int] = {"supervised": 10_000, "unsupervised": 3_000}
+TRAINED_PAIRS: dict[Method, int] = {"supervised": 10_000, "unsupervised": 1_500}
 PARTIAL_PAIRS = 25_000  # the same for partial shapes
 
 
