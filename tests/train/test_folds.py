@@ -161,6 +161,8 @@ def test_unusable_meshes_are_left_out(task: str, tmp_path: Path) -> None:
     complaint(*train)
     text = output(*train, "--skip-unusable", *(["--folds", 2] if task == "segmentation" else []))
     out = out / "fold_2" if task == "segmentation" else out
+    if task != "segmentation":
+        assert output(*train, "--resume")  # which leaves out the same meshes
     text += output("evaluate", "--checkpoint", out, "--out", tmp_path / "scores", *where, "--skip-unusable")
     for folder in (out, tmp_path / "scores"):
         reasons = results_of(folder)["left_out"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
@@ -15,7 +16,7 @@ from diffnet.data.feature_names import with_mask
 from diffnet.data.folders.division import check_fold
 from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import DiffnetError
-from diffnet.geometry.files import make_folder
+from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.options import Architecture, declared
 from diffnet.pretrained import network_path
@@ -56,6 +57,7 @@ class Call(NamedTuple):
         return {name: value for name, value in self.arguments.items() if name in self.chosen}
 
 
+LEFT_OUT = "left_out.json"  # in the folder of a run: the meshes that --skip-unusable left out, for --resume
 _RECIPE = "original: features, network and training of the original implementation. Other options win."
 
 
@@ -185,9 +187,15 @@ def _run(call: Call, ranks: Ranks) -> None:
     make_folder(arguments["cache"])
     how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
     where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
+    left_out = out / LEFT_OUT
+    if resume:
+        arguments["without"] |= ranks.shared(lambda: json.loads(left_out.read_text()) if left_out.is_file() else {})
 
     def run() -> dict[str, Any]:
         dataset, adapted = ranks.after_first(lambda: _loaded(call, options, before))
+        if arguments["without"] and ranks.is_first:
+            make_folder(out)
+            write_atomically(left_out, json.dumps(arguments["without"]))
         return run_training(dataset, adapted, out, ranks=ranks, start=network, **where, **how)
 
     print_results(task, without_unusable(arguments["skip_unusable"], arguments["without"], run), out)
