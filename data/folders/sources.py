@@ -88,15 +88,16 @@ def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
 def colors_of_classes(files: Iterable[Path], names: Sequence[str]) -> dict[str, list[int]]:
     """The colors of classes by name, from 0 to 255, in the label tables of cortices.
 
-    files: those with labels, which are read until each class has a color
+    files: those with labels, which are read until each class has a color, or until one has no table
     """
     colors = dict[str, list[int]]()
     for file in filter(is_cortical, files):
+        values = cortex_values(file)
+        if values.names is None or values.colors is None:
+            break
+        colors = dict(zip(values.names, values.colors.tolist(), strict=True)) | colors
         if colors.keys() >= {*names}:
             break
-        values = cortex_values(file)
-        if values.names is not None and values.colors is not None:
-            colors = dict(zip(values.names, values.colors.tolist(), strict=True)) | colors
     return {name: colors[name] for name in names if name in colors}
 
 

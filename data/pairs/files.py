@@ -169,8 +169,8 @@ def _first_number(files: Sequence[IndexFile], values: Sequence[Ints]) -> int:
     if zero is not None and one is not None:
         raise DataError(
             f"{zero.path} has the index 0, but {one.path} has the index {one.vertices}, and {one.name} has "
-            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points, the "
-            "shape is partial, which is not supported"
+            f"{one.vertices} vertices: all files should count from 0, or all from 1. If 0 marks missing points of "
+            "a partial shape, write -1"
         )
     if zero is None and one is None:
         raise DataError(

@@ -207,7 +207,7 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
                 )
             values: dict[str, Any] = {field: template}
             shapes[shape.name] = replace(shapes[shape.name], **values)
-    between = _read_between(shapes, files, roots, how["base"])
+    between = _read_between(shapes, files, roots, how)
     counts = {_count(shape) for shape in shapes.values()}
     mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
     every, count = list(shapes.values()), len(data.train)
@@ -215,9 +215,12 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
 
 
 def _read_between(
-    shapes: dict[str, PairShape], files: dict[str, Path], roots: Sequence[Path], base: Base
+    shapes: dict[str, PairShape], files: dict[str, Path], roots: Sequence[Path], how: dict[str, Any]
 ) -> dict[tuple[str, str], Ints]:
-    """For each template point of a class, that of another class. All files start at the same number."""
+    """For each template point of a class, that of another class. All files start at the same number.
+
+    Raises DataError for a missing point, because templates are whole.
+    """
     counts = {shape.folder: _count(shape) for shape in shapes.values()}
     pairs: dict[tuple[str, str], Path] = {}
     for a, b in permutations(roots, 2):
@@ -229,8 +232,10 @@ def _read_between(
         return {}
     every = [IndexFile(files[name], len(shape.mesh.verts), shape.mesh.name) for name, shape in shapes.items()]
     every += [IndexFile(file, counts[b], f"the template of {Path(b).name}") for (_, b), file in pairs.items()]
-    points = read_indices(every, base)[len(shapes) :]
+    points = read_indices(every, **how)[len(shapes) :]
     for (key, file), numbers in zip(pairs.items(), points, strict=True):
+        if (numbers < 0).any():
+            raise DataError(f"{file}: a point of the template of {Path(key[0]).name} is missing in the other one")
         if len(numbers) != counts[key[0]]:
             raise DataError(f"{file}: {len(numbers)} entries, but {key[0]} has {counts[key[0]]} template points")
     return dict(zip(pairs, points, strict=True))

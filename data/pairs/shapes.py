@@ -76,8 +76,8 @@ class MeshPairs:
     mirror: the template point on the other side of the body, for each of the T template points, (T,). None for sets
         without symmetry, and for those whose meshes have `mirrored`.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
-    between: by two folders with template points of their own: for each point of the first, one of the second. If there
-        are any, no other folders share their points.
+    between: by two folders with template points of their own: for each point of the first, one of the second, from 0.
+        If there are any, no other folders share their points.
     source, left_out: see `LabeledMeshes`
     """
 
@@ -193,7 +193,8 @@ class MeshPairs:
         if points is None or first.template is None or second.template is None or self.is_partial(first, second):
             return None
         if second.mirrored is not None:
-            return Truth(first.template[points[0]], second.mirrored[points[1]])
+            mirrored = second.mirrored[points[1]]
+            return None if (mirrored < 0).any() else Truth(first.template[points[0]], mirrored)
         if self.mirror is None:
             return None
         return Truth(first.template[points[0]], second.template[self.mirror][points[1]])

@@ -76,17 +76,37 @@ def test_peers_take_turns() -> None:
     assert calls == ["a"] * 3 + ["b"] * 3 + ["a", "b"] * rounds
 
 
-def test_the_measured_runs() -> None:
+class Clock:
+    """A clock that moves in `sleep` only, so that a busy machine changes nothing."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which peers are measured."""
+    mine = Clock()
+    monkeypatch.setattr(timing, "time", mine)
+    return mine
+
+
+def test_the_measured_runs(clock: Clock) -> None:
     calls: list[int] = []
-    found = measure({"loop": lambda: calls.append(1)}, CPU, seconds=0.01, warm_up=7)["loop"]
+    found = measure({"loop": lambda: (calls.append(1), clock.sleep(0.001))}, CPU, seconds=0.01, warm_up=7)["loop"]
     assert len(calls) == 7 + len(found.milliseconds)
-    found = measure({"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, CPU, seconds=0.05)
-    short, long = (sorted(found[name].milliseconds)[2] for name in ("short", "long"))
-    assert 2 <= short < 10 <= 20 <= long < 60
+    found = measure({"short": lambda: clock.sleep(0.002), "long": lambda: clock.sleep(0.02)}, CPU, seconds=0.05)
+    for name, milliseconds in (("short", 2), ("long", 20)):
+        assert found[name].milliseconds == pytest.approx([milliseconds] * 5)
     calls.clear()
-    found = measure({"slow": lambda: (calls.append(1), time.sleep(0.05))}, CPU, seconds=0.01)
+    found = measure({"slow": lambda: (calls.append(1), clock.sleep(0.05))}, CPU, seconds=0.01)
     assert len(calls) == 1  # a slow peer runs once
-    assert found["slow"].milliseconds[0] >= 50
+    assert found["slow"].milliseconds == pytest.approx([50])
 
 
 def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,16 +128,16 @@ def test_a_slow_peer_on_a_gpu_runs_twice(monkeypatch: pytest.MonkeyPatch) -> Non
     assert calls == ["slow"] * 2 + ["compiled"] * (3 + len(found["compiled"].milliseconds))
 
 
-def test_calls_of_a_loop_are_averaged() -> None:
+def test_calls_of_a_loop_are_averaged(clock: Clock) -> None:
     calls: list[int] = []
 
     def sleep() -> None:
         calls.append(1)
-        time.sleep(0.004 if len(calls) % 2 else 0.008)
+        clock.sleep(0.004 if len(calls) % 2 else 0.008)
 
     found = measure({"loop": sleep}, CPU, seconds=0.01, wall_clock=True, calls=2)["loop"]
     assert len(calls) == 2 * (3 + len(found.milliseconds))
-    assert all(6 <= ms < 30 for ms in found.milliseconds)
+    assert found.milliseconds == pytest.approx([6] * 5)
     assert found.gpu_ms is None
 
 

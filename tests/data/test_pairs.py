@@ -321,6 +321,17 @@ def test_correspondences_between_classes(tmp_path: Path, place: str) -> None:
     truth, back = data.truth(first, second), data.truth(second, first)
     np.testing.assert_array_equal([truth.vertices, truth.points], [order(0), order(1)[there]])
     np.testing.assert_array_equal([back.points, back.vertices], [order(0), order(1)[there]])
+    partial = {"base": "1", "needs_train": False, "partial_shapes": True}
+    np.savetxt(tmp_path / "corres/crypto/m0.vts", [-1, *order(0)[1:] + 1], fmt="%d")
+    data = load_pairs(tmp_path, "across", **partial)
+    truth = data.truth(data.test[0], data.test[3])
+    np.testing.assert_array_equal([truth.vertices, truth.points], [order(0)[1:], order(1)[there[1:]]])
+    np.savetxt(tmp_path / place / "crypto_ninja.vts", [-1, *there[1:] + 1], fmt="%d")
+    refused(
+        DataError, "crypto_ninja.vts: a point of the template of crypto is missing", load_pairs, tmp_path, **partial
+    )
+    np.savetxt(tmp_path / "corres/crypto/m0.vts", order(0) + 1, fmt="%d")
+    np.savetxt(tmp_path / place / "crypto_ninja.vts", there + 1, fmt="%d")
     (tmp_path / "pairs.txt").write_text("ninja/m0 ortiz/m1\n")
     refused(DataError, "there is no map from ninja/m0 to ortiz/m1", load_pairs, tmp_path, base="1", needs_train=False)
     np.savetxt(tmp_path / place / "ninja_ortiz.vts", np.arange(20) + 1, fmt="%d")
