@@ -464,9 +464,8 @@ def evaluate(
             needs_train=False,
             jobs=options["jobs"],
         )
-        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": how.jobs, "ranks": ranks}
+        where: dict[str, Any] = {"device": device, "cache_dir": cache, "jobs": how.jobs, "ranks": ranks, "score": score}
         where |= {"console": console, "zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
-        where["score"] = score
 
         def run() -> dict[str, Any]:
             dataset = ranks.after_first(lambda: task.load([place], how, expected.options))

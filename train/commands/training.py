@@ -57,7 +57,6 @@ class Call(NamedTuple):
         return {name: value for name, value in self.arguments.items() if name in self.chosen}
 
 
-LEFT_OUT = "left_out.json"  # in the folder of a run: the meshes that --skip-unusable left out, for --resume
 _RECIPE = "original: features, network and training of the original implementation. Other options win."
 
 
@@ -187,9 +186,9 @@ def _run(call: Call, ranks: Ranks) -> None:
     make_folder(arguments["cache"])
     how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
     where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}
-    left_out = out / LEFT_OUT
-    if resume:
-        arguments["without"] |= ranks.shared(lambda: json.loads(left_out.read_text()) if left_out.is_file() else {})
+    left_out = out / "left_out.json"  # by --skip-unusable, also for --resume
+    if resume and ranks.shared(left_out.is_file):
+        arguments["without"] |= ranks.shared(lambda: json.loads(left_out.read_text()))
 
     def run() -> dict[str, Any]:
         dataset, adapted = ranks.after_first(lambda: _loaded(call, options, before))
