@@ -285,9 +285,9 @@ def _tokens(dtype: torch.dtype, c: int, n: int, conditions: bool, meshes: int) -
         return
     tokens = _empty(n, c), _empty(n), _empty(3 * c, c), _empty(3 * c), _empty(c, c)
     modulation = (_empty(2 * c, 2), _empty(2 * c)) if conditions else (None, None)
-    own = Parameters(*(tokens if n else [None] * 5), *modulation)
-    results = global_tokens.forward(x, mass, ptr, _empty(meshes, 2) if conditions else None, own)
-    global_tokens.backward(x, x, mass, ptr, own, results)
+    layers = Parameters(*(tokens if n else [None] * 5), *modulation)
+    _, results = global_tokens.forward(x, mass, ptr, _empty(meshes, 2) if conditions else None, layers)
+    global_tokens.backward(x, x, mass, ptr, layers, results)
 
 
 def _direct_features(dtype: torch.dtype, c: int) -> None:

@@ -40,8 +40,8 @@ class Modulation(nn.Module):
         """x (V, C), conditions (B, condition_channels) → (V, C)"""
         check_conditions(conditions, operators, self.weight.shape[1])
         assert conditions is not None
-        own = Parameters(modulation=self.weight, modulation_bias=self.bias)
-        node = tokens_and_modulation(x, operators.mass, operators.ptr, own, conditions, self.backend)
+        parameters = Parameters(modulation=self.weight, modulation_bias=self.bias)
+        node = tokens_and_modulation(x, operators.mass, operators.ptr, parameters, conditions, self.backend)
         if node is not None:
             return node
         coefficients = F.linear(conditions.to(self.weight.dtype), self.weight, self.bias)

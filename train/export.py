@@ -52,7 +52,8 @@ def export_network(network: DiffusionNet, path: str | os.PathLike[str]) -> None:
 
     The outputs are compared with the network's on a mesh. Raises OptionError, a ValueError, if they differ by more than
     1e-5 of the largest, as those of networks with other layers that read the matrices of the operators, for networks
-    with `vectors` or attention in pairs, and for implicit diffusion, whose number of steps depends on the values.
+    with `vectors`, attention in pairs or outputs at several places, and for implicit diffusion, whose number of steps
+    depends on the values.
     """
     if network.pair_attention:
         raise OptionError("a network with attention in pairs takes two meshes, so it can't be exported")
@@ -110,7 +111,8 @@ def exported_inputs(
     | `neighbor_indptr`, `neighbor_indices` | (V+1,), (N,) int32 | networks with attention; the pattern in CSR form |
     | `conditions` | (C_cond,) | networks with conditions |
 
-    Raises ValueError for operators of several meshes, and for missing conditions.
+    Raises ValueError for operators of several meshes, and for missing conditions, and OptionError for a network with
+    outputs at several places.
     """
     if isinstance(network.outputs_at, tuple):
         raise OptionError("an exported network has one tensor of outputs, and this one has outputs at several places")

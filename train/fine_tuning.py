@@ -100,8 +100,8 @@ def copy_weights(
             f"features have {model.in_channels} channels in this set, and {network.in_channels} in the network of "
             f"{options.start}"
         )
-    copied = ("blocks", "pairs") if network.pair_attention == model.pair_attention > 0 else ("blocks",)
-    for layers, others in ((getattr(model, name), getattr(network, name)) for name in copied):
+    parts = ("blocks", "pairs") if network.pair_attention == model.pair_attention > 0 else ("blocks",)
+    for layers, others in ((getattr(model, name), getattr(network, name)) for name in parts):
         for parameter, other in zip(layers.parameters(), others.parameters(), strict=True):
             parameter.copy_(other)
     before = _moments(options.features, check_statistics(options.features, network.metadata.get("statistics", {})))

@@ -166,7 +166,6 @@ def run_training(
             write_atomically(out / "curves.png", curves)
             summary = {
                 "Meshes": meshes_text(parts),
-                "Left out": "; ".join(facts["left_out"]),
                 "Epochs": str(len(judged["history"])),
                 "Training": f"{seconds:.0f} s on {surroundings(device)['device']}",
             }
@@ -201,12 +200,13 @@ def write_scores(
 ) -> dict[str, Any]:
     """Write the files of scored predictions into a folder. → the content of results.json
 
-    facts: further entries of results.json. summary: entries at the top of the page. curves: see `ReportParts`
+    facts: further entries of results.json, `left_out` among them. summary: entries at the top of the page. curves: see
+        `ReportParts`
     """
     results = {"task": task.name, **task.results(scored), **facts, **surroundings(device)}
     rows = task.per_mesh(scored, results)
     write_results(out, results, rows)
-    entries = {**summary, "Date": results["date"][:10]}
+    entries = {**summary, "Left out": "; ".join(results["left_out"]), "Date": results["date"][:10]}
     task.write_report(scored, results, ReportParts(out, rows, entries, curves))
     return results
 

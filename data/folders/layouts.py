@@ -113,7 +113,8 @@ def find_files(root: Path, layout: Layout, rule: Rule, source: str = AUTO_LABELS
     else:
         place, suffix = _PLACES[layout]
         labels = pair_labels(wanted, root / place if place else None, (suffix,))
-    labels = [file for file in labels if os.path.join(os.getcwd(), file) not in rule.without]  # of further meshes
+    if rule.without:  # also of further meshes
+        labels = [file for file in labels if os.path.join(os.getcwd(), file) not in rule.without]
     parts = replace(parts, left_out=(*parts.left_out, *strays))
     parts = parts if rule.needs_train else parts.of_test()
     by_folder = layout in ("princeton", "folder")

@@ -145,6 +145,7 @@ def load_classes(
     folders of classes belong to no class. They are not read, and `left_out` of the set names them.
 
     labels: the name of another column of a table
+    conditions: columns of the table that are inputs, see `load_targets`
     group_by, files, fold: see `load_dataset`
     cache_dir: folder that keeps parsed meshes, see `load_mesh`
     needs_train: if False, as for an evaluation, the training part is not read, and it and some classes may be missing.
@@ -331,8 +332,8 @@ def _classes(path: _Path, labels: str, conditions: str | None, rule: Rule, files
         return shards
     if is_in_files(labels):
         raise DataError(f"{path}: labels is {labels!r}, and classes need the name of a column of a table")
-    is_among_others = condition_names and (root.is_file() or (root / CLASS_TABLE).is_file())
-    columns = [labels] if labels != AUTO_LABELS else ["label"] if is_among_others else []
+    has_conditions = condition_names and (root.is_file() or (root / CLASS_TABLE).is_file())
+    columns = [labels] if labels != AUTO_LABELS else ["label"] if has_conditions else []
     parts, names = find_classes(root, rule, columns)
     parts = _with_table(parts, root, rule, condition_names)
     places = {name: i for i, name in enumerate(names)}
@@ -410,7 +411,9 @@ def _table_meshes(root: Path, rule: Rule, conditions: Sequence[str], targets: Se
 def _with_table(rows: Division[Row], root: Path, rule: Rule, names: Sequence[str]) -> Division[Row]:
     """The meshes of a set with labels, with those conditions that its table has."""
     table = root if root.is_file() else root / CLASS_TABLE
-    by_path = table_conditions(table, rule, names) if names and table.is_file() else {}
+    if not names or not table.is_file():
+        return rows
+    by_path = table_conditions(table, rule, names)
     return rows.of(lambda row: row._replace(conditions=by_path.get(row.path.resolve(), {})))
 
 

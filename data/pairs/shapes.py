@@ -134,19 +134,18 @@ class MeshPairs:
         Maps give them for all vertices of the first mesh, and template points for these. Those of partial shapes are in
         the overlap.
         """
-        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
-        if truth is None or not self.is_partial(first, second):
-            return truth
-        vertices, points = self._places(first, second, truth)
-        both = (vertices >= 0) & (points >= 0)
-        return Truth(vertices[both], points[both])
+        places = self._places(first, second)
+        if places is None:
+            return None
+        both = (places[0] >= 0) & (places[1] >= 0)
+        return Truth(places[0][both], places[1][both])
 
     def is_partial(self, first: PairShape, second: PairShape) -> bool:
         """Whether one of two shapes is cut from another one, or has points without a partner."""
-        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
-        if truth is None or first.whole is not None or second.whole is not None:
-            return truth is not None
-        return bool((truth.vertices < 0).any() or (truth.points < 0).any())
+        places = self._places(first, second)
+        if places is None or first.whole is not None or second.whole is not None:
+            return places is not None
+        return any(bool((vertices < 0).any()) for vertices in places)
 
     def overlap(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints]:
         """Which vertices of each mesh are on the other one, too: (V_first,) and (V_second,) int64.
@@ -156,10 +155,9 @@ class MeshPairs:
         any.
         """
         sides = np.full(len(first.mesh.verts), -1), np.full(len(second.mesh.verts), -1)
-        truth = self._truth_of_wholes(first.whole or first, second.whole or second)
-        if truth is None:
+        places = self._places(first, second)
+        if places is None:
             return sides
-        places = self._places(first, second, truth)
         both = (places[0] >= 0) & (places[1] >= 0)
         for labels, vertices in zip(sides, places, strict=True):
             labels[vertices[vertices >= 0]] = 0
@@ -170,22 +168,20 @@ class MeshPairs:
             sides[1][np.setdiff1d(np.arange(len(sides[1])), beside)] = 0
         return sides
 
-    def _places(self, first: PairShape, second: PairShape, truth: Truth) -> tuple[Ints, Ints]:
+    def _places(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints] | None:
         """Vertices of the first mesh and of the second that correspond, (N,) each; −1 for one that is missing.
 
-        truth: that of the shapes that they are cut from
+        Those of the shapes that they are cut from decide. None if these aren't known.
         """
-        return first.numbers_of(truth.vertices), second.numbers_of(truth.points)
-
-    def _truth_of_wholes(self, first: PairShape, second: PairShape) -> Truth | None:
-        """The true correspondences of shapes that aren't cut from others. −1 is a missing vertex."""
-        vertices = self.maps.get((first.name, second.name))
+        one, other = first.whole or first, second.whole or second
+        points, vertices = self._template_points(one, other), self.maps.get((one.name, other.name))
         if vertices is not None:
-            return Truth(np.arange(len(vertices)), vertices)
-        points = self._template_points(first, second)
-        if points is None or first.template is None or second.template is None:
+            pair = np.arange(len(vertices)), vertices
+        elif points is None or one.template is None or other.template is None:
             return None
-        return Truth(first.template[points[0]], second.template[points[1]])
+        else:
+            pair = one.template[points[0]], other.template[points[1]]
+        return first.numbers_of(pair[0]), second.numbers_of(pair[1])
 
     def mirrored_truth(self, first: PairShape, second: PairShape) -> Truth | None:
         """The correspondences with left and right exchanged. None without a symmetry, and for partial shapes."""

@@ -317,11 +317,10 @@ def global_tokens_backward_gather_kernel(
 
 
 class Results(NamedTuple):
-    """The output (V, C), and what the backward reads: the weights (V, N), and for each mesh the sums over its rows, the
-    state (PLANES, B, N, C), and the coefficients γ and β (B, 2C).
+    """What the backward reads: the weights (V, N), and for each mesh the sums over its rows, the state
+    (PLANES, B, N, C), and the coefficients γ and β (B, 2C).
     """
 
-    out: Tensor
     weights: Tensor
     sums: Tensor
     state: Tensor
@@ -361,15 +360,20 @@ def _launch(x: Tensor, ptr: Tensor, p: Parameters) -> _Launch:
         spans=span_count(rows, meshes, span),
         sizes=(rows, meshes, span),
         channels=(n, c),
-        all={"PRECISION": dot_precision(x), "BLOCK_N": tile(n, 32), "BLOCK_C": tile(c, 256), "num_warps": warps},
+        all={
+            "PRECISION": dot_precision(x),
+            "BLOCK_N": tile(n, MAX_TOKENS),
+            "BLOCK_C": tile(c, MAX_CHANNELS),
+            "num_warps": warps,
+        },
         layers={"TOKENS": n > 0, "MODULATED": p.modulation is not None},
         rows={"ONE_MESH": meshes == 1, "BLOCK_V": block_v},
         step={"BLOCK_K": 16 if small else 64 if c <= 128 else 32},
     )
 
 
-def forward(x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, p: Parameters) -> Results:
-    """x (V, C) contiguous, mass (V,), ptr (B+1,), conditions (B, P) contiguous → (V, C) and more"""
+def forward(x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, p: Parameters) -> tuple[Tensor, Results]:
+    """x (V, C) contiguous, mass (V,), ptr (B+1,), conditions (B, P) contiguous → (V, C), and more for the backward"""
     spans, sizes, (n, c), every, layers, rows, step = _launch(x, ptr, p)
     meshes, span = sizes[1:]
     weights, state = x.new_empty(x.shape[0], n), x.new_empty(PLANES, meshes, n, c)
@@ -391,13 +395,13 @@ def forward(x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, p: 
         global_tokens_forward_give_back_kernel[(spans,)](
             x, weights, state[5], coefficients, ptr, out, *sizes, n, c, **layers, **rows, **every
         )
-    return Results(out, weights, sums, state, coefficients)
+    return out, Results(weights, sums, state, coefficients)
 
 
 def backward(
     grad: Tensor, x: Tensor, mass: Tensor, ptr: Tensor, p: Parameters, r: Results
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x, of γ and β (B, 2C), and of the parameters of the tokens in their order, if there are any.
+) -> tuple[Tensor, Tensor, list[Any]]:
+    """The gradients of x, of γ and β (B, 2C), and of the `Parameters`; None for a missing one and for the modulation.
 
     grad: of the output, (V, C) contiguous and in the dtype of x. All gradients but the first are float32.
     """
@@ -423,7 +427,7 @@ def backward(
             *sizes, n, c, **kinds,
         )  # fmt: skip
     if not layers["TOKENS"]:
-        return x_grad, coefficient_grads, []
+        return x_grad, coefficient_grads, [None] * 7
     # Q, K and V are layers on z, and A is one on y. Their gradients come one after another, then those of the biases.
     (z, y), (u, *of_z) = (r.state[i].view(-1, c) for i in (0, 4)), (g.view(-1, c) for g in grads[:4])
     unsummed = weight_gradients([z], [z, z, y], [*of_z, u], leave_sum=True).unsummed
@@ -431,4 +435,4 @@ def backward(
     of_share = sum_spans(of_rows, None, span, unsummed=unsummed).view(-1).split_with_sizes([n * c, n])
     of_projection, of_out, bias, _ = unsummed.total.split_with_sizes([3 * c * c, c * c, 3 * c, c])
     of_tokens = [of_share[0].view(n, c), of_share[1], of_projection.view(3 * c, c), bias, of_out.view(c, c)]
-    return x_grad, coefficient_grads, of_tokens
+    return x_grad, coefficient_grads, [*of_tokens, None, None]

@@ -56,8 +56,8 @@ class _Node(torch.autograd.Function):
 
         tensors: list[Any] = [x, mass, ptr, conditions, *parameters]
         tensors = [None if tensor is None else tensor.contiguous() for tensor in tensors]
-        (x, mass, ptr, conditions), own = tensors[:4], Parameters(*tensors[4:])
-        out, *results = forward(x, mass, ptr, conditions, own)
+        (x, mass, ptr, conditions), layers = tensors[:4], Parameters(*tensors[4:])
+        out, results = forward(x, mass, ptr, conditions, layers)
         ctx.save_for_backward(*tensors, *results)
         return out
 
@@ -67,17 +67,16 @@ class _Node(torch.autograd.Function):
         from diffnet.ops.global_tokens.kernels import Results, backward
 
         (x, mass, ptr, conditions, *saved) = ctx.saved_tensors
-        parameters, results = Parameters(*saved[:7]), Results(x, *saved[7:])  # the output isn't needed
+        parameters, results = Parameters(*saved[:7]), Results(*saved[7:])
         grad = in_dtype(grad, x.dtype).contiguous()
         x_grad, coefficients, grads = backward(grad, x, mass, ptr, parameters, results)
-        grads = grads or [x] * 5  # in place of those of missing parameters
         of_conditions = None
         if parameters.modulation is not None:
             with without_autocast(x):
-                grads += [coefficients.mT @ conditions.float(), coefficients.sum(0)]
+                grads[5:] = coefficients.mT @ conditions.float(), coefficients.sum(0)
                 if ctx.needs_input_grad[3]:
                     of_conditions = in_dtype(coefficients @ parameters.modulation.float(), conditions.dtype)
-        pairs = zip(parameters, [*grads, x, x], strict=False)
+        pairs = zip(parameters, grads, strict=True)
         return x_grad, None, None, of_conditions, *(None if p is None else in_dtype(g, p.dtype) for p, g in pairs)
 
 

@@ -713,6 +713,7 @@ def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
     [
         ({"method": "unsupervised", "partial": True}, "partial shapes need correspondences to train on"),
         ({"partial": True}, "a part's area says nothing of its size; use --normalize none, got radius"),
+        ({"partial": True, "normalize": "none", "zoomout": True}, "zoomout refines functional maps, and partial"),
         ({"cut": 0.5}, "cut needs --partial"),
         ({"features": "metric-curvature", "scale_range": 2.0}, "scale_range can't change metric-curvature"),
         ({"features": "diffused-offsets", "mirror": True}, "mirror can't change diffused-offsets"),

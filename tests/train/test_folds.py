@@ -152,6 +152,18 @@ def spoil(data: Path, task: str) -> list[str]:
     return names
 
 
+def test_a_new_run_leaves_out_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    """Also where the earlier run ended before its first checkpoint."""
+    data, more = write_set(tmp_path / "data", "regression")
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / "left_out.json").write_text(json.dumps({str(next(data.rglob("*.obj"))): "unusable"}))
+    train = ["train", "regression", "--data", data, "--cache", tmp_path / "cache", "--out", out, *TINY, *more]
+    for resume in ([], ["--resume"]):
+        output(*train, *resume)
+        assert results_of(out)["left_out"] == []
+
+
 @pytest.mark.parametrize("task", SCORES)
 def test_unusable_meshes_are_left_out(task: str, tmp_path: Path) -> None:
     """Training, also in folds, and `evaluate` name them in results.json, on the page and on the terminal."""
@@ -163,6 +175,7 @@ def test_unusable_meshes_are_left_out(task: str, tmp_path: Path) -> None:
     out = out / "fold_2" if task == "segmentation" else out
     if task != "segmentation":
         assert output(*train, "--resume")  # which leaves out the same meshes
+        assert len(json.loads((out / "left_out.json").read_text())) == len(names)
     text += output("evaluate", "--checkpoint", out, "--out", tmp_path / "scores", *where, "--skip-unusable")
     for folder in (out, tmp_path / "scores"):
         reasons = results_of(folder)["left_out"]

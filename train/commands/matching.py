@@ -32,6 +32,7 @@ from diffnet.train.options import TrainOptions
 
 if TYPE_CHECKING:
     from diffnet.train.inference.matching import Matched
+    from diffnet.train.tasks.task import NetworkInput
 
 COLUMNS = ("first", "second")  # of the report
 
@@ -122,7 +123,7 @@ def _match_two(
     for path in outputs:
         check_folder_path(path.parent)
     network = load_matching_network(checkpoint)
-    described_input(checkpoint, network)
+    _check_functional_map(functional_map, described_input(checkpoint, network))
     with progress_bar(console, disable=fine_tune == 0) as bar:
         shown = bar.add_task("fine-tuning", total=fine_tune)
         matched = match_meshes(
@@ -150,12 +151,17 @@ def _match_two(
         console.print(f"wrote {path}", soft_wrap=True)
 
 
+def _check_functional_map(path: Path | None, network: NetworkInput) -> None:
+    """Raises OptionError if a functional map is wanted of a network that computes none."""
+    if path is not None and network.options.partial:
+        raise OptionError("--functional-map: a network for partial shapes computes no functional map")
+
+
 def _write(matched: Matched, file: Path, functional_map: Path | None) -> None:
     """Write the functional map with its bases, if it has a path, and then the map of points."""
     c = matched.functional_map
     if functional_map is not None:
-        if c is None:
-            raise OptionError("--functional-map: a network for partial shapes computes no functional map")
+        assert c is not None
         arrays = {"functional_map": c.numpy()}
         for side, o, k in zip("ab", matched.operators, reversed(c.shape), strict=True):
             arrays[f"evals_{side}"], arrays[f"evecs_{side}"] = o.evals[0, :k].numpy(), o.evecs[:, :k].numpy()
@@ -191,6 +197,7 @@ def _match_pairs(
         check_outputs(outputs, [*sources, checkpoint, pairs])
         network = load_matching_network(checkpoint)
         expected, device = described_input(checkpoint, network), pick_device(options["device"])
+        _check_functional_map(functional_maps, expected)
         how = {name: options[name] for name in ("zoomout", "fine_tune")}
 
         def work(i: int) -> None:

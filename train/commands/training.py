@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
     out: the folder of the run
     arguments: the options of the command by name
-    chosen: the names of those that stay as they are: the user chose them
+    choice_names: those of the arguments that stay as they are, because the user chose them
     fold: see `load_dataset`
     """
 
@@ -48,13 +48,13 @@ class Call(NamedTuple):
     data: list[str]
     out: Path
     arguments: dict[str, Any]
-    chosen: Set[str]
+    choice_names: Set[str]
     fold: tuple[int, int] | None = None
 
     @property
     def choices(self) -> dict[str, Any]:
         """The options that the user chose."""
-        return {name: value for name, value in self.arguments.items() if name in self.chosen}
+        return {name: value for name, value in self.arguments.items() if name in self.choice_names}
 
 
 _RECIPE = "original: features, network and training of the original implementation. Other options win."
@@ -123,7 +123,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    call = Call(task, data, out, arguments, _chosen(arguments.pop("context"), arguments))
+    call = Call(task, data, out, arguments, _choice_names(arguments.pop("context"), arguments))
     arguments["without"] = {}  # all folds add to it
 
     def trained(ranks: Ranks) -> None:
@@ -139,7 +139,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
                 continue
             console.print(f"fold {fold + 1} of {count}: {folder}", soft_wrap=True)
             of_fold = {**arguments, **options, "resume": resume and ranks.shared((folder / "last.pt").is_file)}
-            _run(Call(task, data, folder, of_fold, call.chosen | options.keys(), (fold, count)), ranks)
+            _run(Call(task, data, folder, of_fold, call.choice_names | options.keys(), (fold, count)), ranks)
         if ranks.is_first:
             console.print(write_folds(out, count))
             console.print(f"all scores: {out / 'folds.csv'}", soft_wrap=True)
@@ -155,7 +155,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
 
 
-def _chosen(context: typer.Context, arguments: Iterable[str]) -> Set[str]:
+def _choice_names(context: typer.Context, arguments: Iterable[str]) -> Set[str]:
     """The names of the arguments that are on the command line."""
     sources = {name: context.get_parameter_source(name) for name in arguments}
     return {name for name, source in sources.items() if source is None or source.name != "DEFAULT"}
@@ -192,7 +192,7 @@ def _run(call: Call, ranks: Ranks) -> None:
 
     def run() -> dict[str, Any]:
         dataset, adapted = ranks.after_first(lambda: _loaded(call, options, before))
-        if arguments["without"] and ranks.is_first:
+        if ranks.is_first and (arguments["without"] or left_out.is_file()):
             make_folder(out)
             write_atomically(left_out, json.dumps(arguments["without"]))
         return run_training(dataset, adapted, out, ranks=ranks, start=network, **where, **how)
@@ -201,7 +201,7 @@ def _run(call: Call, ranks: Ranks) -> None:
 
 
 def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tuple[LabeledMeshes, TrainOptions]:
-    """The data set, and the options, which may depend on it, but for the chosen ones.
+    """The data set, and the options, which may depend on it, but for the choices of the user.
 
     before: checkpoint of the run to resume, or None
     """
@@ -214,7 +214,7 @@ def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tup
     dataset = task.load(data, how, options)
     check_fold(call.fold, dataset.source)  # also of shards and of generated sets
     if before is None:
-        options = task.adapted(dataset, options, call.chosen)
+        options = task.adapted(dataset, options, call.choice_names)
     return dataset, options
 
 
@@ -271,26 +271,27 @@ def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
 def _complete(call: Call, before: Mapping[str, Any] | None, network: Mapping[str, Any], ranks: int) -> Call:
     """The call with the options of the run to resume, or of the recipe, for all that the user didn't choose.
 
-    Those of the network, and a learning rate of a recipe, count as chosen, because the data don't change them.
+    Those of the network, and a learning rate of a recipe, count as choices, because the data don't change them.
 
     before: options of the run to resume, or None. If --recipe is given, only the epochs and the meshes of a batch
         count, but all options of a run that started from a network
     network: options of the network that the run starts from, which come before those of the recipe
     ranks: the number of ranks. A batch of a new run has a mesh for each.
     """
-    task, arguments, chosen = call.task.name, call.arguments, call.chosen
+    task, arguments, choices = call.task.name, call.arguments, call.choice_names
     named = options_of_recipe(arguments["recipe"], task, {**network, **call.choices})
     followed = {**TrainOptions(task=task, **named).as_dict(), "laplacian": named.get("laplacian"), **network}
     followed["batch_meshes"] = max(followed["batch_meshes"], ranks)
     if arguments["batch_vertices"] is not None:
         followed["batch_meshes"] = None  # one limit instead of the other
     if before is not None:
-        keeps_all = "recipe" not in chosen or before["start"] is not None
+        keeps_all = "recipe" not in choices or before["start"] is not None
         names = before if keeps_all else ("epochs", "batch_meshes")
         followed |= {name: before[name] for name in names}
-    completed = {name: value if name in chosen else followed.get(name, value) for name, value in arguments.items()}
+    completed = {name: value if name in choices else followed.get(name, value) for name, value in arguments.items()}
     completed["features"] = with_mask(completed["features"], completed.get("mask"))
-    return call._replace(arguments=completed, chosen=chosen | network.keys() | {"learning_rate"} & named.keys())
+    choices = choices | network.keys() | {"learning_rate"} & named.keys()
+    return call._replace(arguments=completed, choice_names=choices)
 
 
 def print_results(task: Task[Any, Any], results: dict[str, Any], out: Path) -> None:

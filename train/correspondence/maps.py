@@ -28,7 +28,7 @@ from diffnet.ops import (
     segment_mean,
     soft_map,
 )
-from diffnet.train.correspondence.partial import overlap_scores
+from diffnet.train.correspondence.partial import matches_inside, overlap_scores
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import LOSS_TERMS, Method
 
@@ -187,13 +187,12 @@ def measured_pairs(
 
 def _score_partial(data: MeshPairs, outputs: Sequence[Tensor], **how: Any) -> ScoredPairs:
     """See `overlap_outputs` and `measured_pairs`. Errors are those of the true overlap, whatever is predicted."""
-    point_maps, overlaps, masked = [], [], []
+    point_maps, overlaps, maps = [], [], []
     for rows, (first, second) in zip(outputs, data.test_shapes, strict=True):
-        on_second, on_first = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])
-        inside = (on_first[:, 1] > 0).numpy()
-        point_maps.append(on_first[:, 0].long().numpy())
-        masked.append(np.where(inside, point_maps[-1], -1))
+        sides = torch.split(rows, [len(second.mesh.verts), len(first.mesh.verts)])
+        (_, on_second), (matches, on_first) = map(matches_inside, sides)
+        point_maps.append(matches)
+        maps.append(np.where(on_first, matches, -1))
         if data.is_supervised:
-            predicted = [inside, (on_second[:, 1] > 0).numpy()]
-            overlaps.append(overlap_scores(predicted, data.overlap(first, second)))
-    return replace(measured_pairs(data, point_maps, **how), maps=masked, overlaps=overlaps)
+            overlaps.append(overlap_scores([on_first, on_second], data.overlap(first, second)))
+    return replace(measured_pairs(data, point_maps, **how), maps=maps, overlaps=overlaps)

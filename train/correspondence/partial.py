@@ -45,6 +45,12 @@ def overlap_outputs(outputs: Tensor, operators: Operators) -> Tensor:
     return torch.cat([torch.cat(nearest).float()[:, None], logits], 1)
 
 
+def matches_inside(outputs: Tensor) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The nearest vertex (V,) of each vertex, and whether it is in the overlap, by `overlap_outputs` (V, 2)."""
+    nearest, logits = outputs.cpu().unbind(1)
+    return nearest.long().numpy(), (logits > 0).numpy()
+
+
 def coherent_map(scores: Tensor, basis: Tensor, weights: Tensor, places: Tensor) -> Tensor:
     """The vertex (V,) of y for each vertex of x that has a high score, and is where the neighbors go.
 
@@ -84,9 +90,8 @@ class OverlapTargets:
             rows[:, 2] = np.arange(len(rows))
         truth = None if self.data is None else self.data.truth(first, second)
         if self.data is not None and truth is not None:
-            points = truth.points
             targets[1][:, 0], targets[0][:, 0] = self.data.overlap(first, second)
-            targets[0][points, 1], targets[1][truth.vertices, 1] = truth.vertices, points
+            targets[0][truth.points, 1], targets[1][truth.vertices, 1] = truth.vertices, truth.points
         return torch.from_numpy(np.concatenate(targets)).to(one.features.device)
 
 
@@ -106,9 +111,9 @@ def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     loss = outputs.new_zeros(())
     for (x, t), (y, u) in zip(meshes[0::2], meshes[1::2], strict=True):
         logits, labels = torch.cat([x[:, -1], y[:, -1]]), torch.cat([t[:, 0], u[:, 0]])
-        known = labels >= 0
-        losses = F.binary_cross_entropy_with_logits(logits, known * labels.to(logits), reduction="none")
-        loss = loss + (known * losses).sum() / known.sum().clamp(min=1)
+        mask = labels >= 0
+        losses = F.binary_cross_entropy_with_logits(logits, mask * labels.to(logits), reduction="none")
+        loss = loss + (mask * losses).sum() / mask.sum().clamp(min=1)
         for one, other, match in ((x, y, t[:, 1]), (y, x, u[:, 1])):
             scores = one[:, :-1] @ other[:, :-1].mT / TEMPERATURE
             losses = F.cross_entropy(scores, match, ignore_index=-1, reduction="sum")

@@ -35,15 +35,15 @@ def pair_samples(
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
-    known = data if with_targets else None
+    truth = data if with_targets else None
     if map_k is None:
-        return PairSamples(samples, pairs, OverlapTargets(known, shapes))
+        return PairSamples(samples, pairs, OverlapTargets(truth, shapes))
     for shape, vertices in zip(shapes, counts_of(samples), strict=True):
         if vertices < map_k:
             raise DataError(
                 f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    return PairSamples(samples, pairs, _Truths(known, shapes, map_k))
+    return PairSamples(samples, pairs, _Truths(truth, shapes, map_k))
 
 
 @dataclass(frozen=True, eq=False)

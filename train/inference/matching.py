@@ -21,6 +21,7 @@ from diffnet.data.pairs.shapes import check_whole
 from diffnet.geometry import Mesh, MeshError, MeshLike, Operators, load_mesh
 from diffnet.geometry.errors import OptionError
 from diffnet.train.correspondence.maps import point_map_of, unsupervised_loss
+from diffnet.train.correspondence.partial import matches_inside
 from diffnet.train.correspondence.targets import unknown_map
 from diffnet.train.device import autocast
 from diffnet.train.fine_tuning import load_any_network
@@ -131,9 +132,9 @@ def match_meshes(
     with torch.no_grad():
         outputs = _outputs(network, pair, options)
     if options.partial:
-        inside = torch.sigmoid(outputs[:, 1])
-        matches = torch.where(inside > 0.5, outputs[:, 0], -1)[len(first.verts) :].long().cpu().numpy()
-        of_first, of_second = torch.split(inside.cpu(), [len(first.verts), len(second.verts)])
+        nearest, inside = matches_inside(outputs[len(first.verts) :])
+        matches = np.where(inside, nearest, -1)
+        of_first, of_second = torch.split(outputs[:, 1].sigmoid().cpu(), [len(first.verts), len(second.verts)])
         overlap = of_first.numpy(), of_second.numpy()
     else:
         c = outputs[:, 0]

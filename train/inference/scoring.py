@@ -133,8 +133,7 @@ def run_evaluation(
         else:
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
         in_training = "not known" if overlap is None else str(overlap)
-        summary = {"Meshes": str(len(items)), "Left out": "; ".join(facts["left_out"])}
-        summary["In the training part"] = in_training
+        summary = {"Meshes": str(len(items)), "In the training part": in_training}
         return write_scores(task, scored, out, facts, summary, device)
 
     return ranks.shared(report)

@@ -101,6 +101,8 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError("partial shapes need correspondences to train on; use --method supervised")
         if self.partial and self.normalize != "none":
             raise OptionError(f"a part's area says nothing of its size; use --normalize none, got {self.normalize}")
+        if self.partial and self.zoomout:
+            raise OptionError("zoomout refines functional maps, and partial shapes are matched without them")
         if self.cut and not self.partial:
             raise OptionError("cut needs --partial: without it, correspondence is for whole shapes")
 

@@ -14,6 +14,11 @@ Loss: TypeAlias = Literal["mse", "l1", "huber"]
 VectorHead: TypeAlias = Literal["surface", "space"]
 
 
+def _checked_weights(text: str) -> str:
+    weight_entries("target_weights", text)
+    return text
+
+
 @dataclass(frozen=True)
 class RegressionOptions(SharedOptions):
     """The options of regression alone."""
@@ -37,7 +42,7 @@ class RegressionOptions(SharedOptions):
         "Weights of targets in the loss, by the names of columns or of vector:NAME. Those of others are 1. All targets "
         "are standardized first.",
         metavar="NAME=WEIGHT,…",
-        check=lambda text: text if weight_entries("target_weights", text) else None,
+        check=_checked_weights,
     )
     scalar_targets: bool = option(
         False,

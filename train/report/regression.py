@@ -51,8 +51,8 @@ def write_values_report(
 
     summary: entries at the top, in this order
     results: of `Task.results`, with the scores of columns and of vectors, which may be None
-    rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns: prediction,
-        truth and error. Values of whole meshes are the caption of one picture.
+    rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns of a
+        place: prediction, truth and error. Values of whole meshes are the caption of one picture.
     meshes: the table of the scores of each mesh, see `mesh_table_html`
     charts: see `scatter_png` and `curves_png`
     """

@@ -363,7 +363,7 @@ class Regression(MeshTask):
             write_ply(file, predicted.mesh, scalars=scalars, colors=colors, at=cast(LabelsAt, at), attributes=before)
 
     def fields(self, predicted: Predicted, network: NetworkInput) -> Fields:
-        """Values at several places are shown at faces, those of vertices by their means."""
+        """Values at vertices and at faces are shown at faces, those of vertices by their means."""
         mesh, at, arrays = predicted.mesh, network.labels_at, dict[str, NDArray[np.float64]]()
         places = [place for place in places_of(at) if place != "meshes"]
         shown: LabelsAt = places[-1] if places else "vertices"

@@ -93,8 +93,8 @@ def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | Non
     entries = {} if isinstance(before, list) else before
     name = "labels" if "labels" in entries or "sub_labels" not in entries else "sub_labels"
     more = {} if instances is None else {"instances": instances.tolist()}
-    kept = {key: value for key, value in entries.items() if not isinstance(value, list)}
-    return json.dumps({**kept, name: labels, **more})
+    of_mesh = {key: value for key, value in entries.items() if not isinstance(value, list)}
+    return json.dumps({**of_mesh, name: labels, **more})
 
 
 def _colors_of(network: NetworkInput) -> NDArray[np.uint8]:

@@ -159,8 +159,8 @@ def write_vtp(file: Path, mesh: Mesh, arrays: Mapping[PlaceAt, Mapping[str, NDAr
     arrays: by name, at "vertices", at "faces" and of the whole mesh ("meshes")
     """
     before = properties_of(mesh)
-    own: dict[PlaceAt, Any] = {"vertices": before.vertices, "faces": before.faces, "meshes": before.fields}
-    content = VtkArrays(*(beside(arrays.get(place, {}), each) for place, each in own.items()))
+    tables: dict[PlaceAt, Any] = {"vertices": before.vertices, "faces": before.faces, "meshes": before.fields}
+    content = VtkArrays(*(beside(arrays.get(place, {}), each) for place, each in tables.items()))
     sizes, corners = mesh.sizes, mesh.corners
     if sizes is None or corners is None:
         sizes, corners = np.full(len(mesh.faces), 3), mesh.faces.reshape(-1)
