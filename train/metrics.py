@@ -112,6 +112,11 @@ def mean_score(values: NDArray[np.float64]) -> float:
     return float(numbers.mean()) if len(numbers) else math.nan
 
 
+def number_or_none(score: float) -> float | None:
+    """The score, or None for NaN, which JSON doesn't have."""
+    return None if math.isnan(score) else score
+
+
 def soft_accuracy(prediction: Any, accepted: Any, areas: Any) -> float:
     """The published score of MeshCNN for one mesh: the share of its area where the predicted class is accepted.
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from diffnet.data import MeshPairs, Sample
 from diffnet.data.pairs.shapes import Pair, PairShape
 from diffnet.geometry import Operators
-from diffnet.train.metrics import confusion_matrix
+from diffnet.train.metrics import class_scores, confusion_matrix, mean_score, number_or_none
 
 OVERLAP = "overlap_iou", "overlap_balanced_accuracy"  # the scores of an overlap, from 0 to 1
 TEMPERATURE = 0.07  # of the similarities of features of length 1
@@ -138,10 +138,9 @@ def overlap_scores(
     meshes that have both.
     """
     ious, accuracies = [], []
-    for guess, truth in zip(predicted, labels, strict=True):
-        inside, right = guess[truth >= 0], truth[truth >= 0] == 1
-        if (inside | right).any():
-            ious.append((inside & right).sum() / (inside | right).sum())
-        if right.any() and not right.all():
-            accuracies.append((inside[right].mean() + (~inside[~right]).mean()) / 2)
-    return {name: float(np.mean(of)) if of else None for name, of in zip(OVERLAP, (ious, accuracies), strict=True)}
+    for inside, truth in zip(predicted, labels, strict=True):
+        scores = class_scores(confusion_matrix(torch.from_numpy(inside).long(), torch.from_numpy(truth), 2))
+        ious.append(scores.iou[1])
+        accuracies.append(scores.accuracy.mean())  # NaN without vertices on one side
+    means = (mean_score(np.array(values)) for values in (ious, accuracies))
+    return dict(zip(OVERLAP, map(number_or_none, means), strict=True))

@@ -36,7 +36,7 @@ from diffnet.geometry.files import check_folder_path
 from diffnet.train.correspondence.maps import ScoredPairs, pair_maps, score_pairs, unsupervised_loss
 from diffnet.train.correspondence.partial import OVERLAP, overlap_loss, overlap_outputs, overlap_tally
 from diffnet.train.correspondence.targets import pair_samples
-from diffnet.train.metrics import percent, scores_a_test
+from diffnet.train.metrics import mean_score, number_or_none, percent, scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
@@ -183,10 +183,11 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
             return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
-        if scored.overlaps:
-            counts |= {name: _mean([overlap[name] for overlap in scored.overlaps]) for name in OVERLAP}
+        for name in OVERLAP if scored.overlaps else ():
+            counts[name] = number_or_none(mean_score(np.array([row[name] for row in scored.overlaps], np.float64)))
         overlaps = scored.overlaps or [{} for _ in names]
         has_mirror = any(scored.data.mirrored_truth(*shapes) is not None for shapes in scored.data.test_shapes)
+        means = [number_or_none(mean_score(pair.errors)) for pair in scored.errors]  # None without overlap
         mean = mean_error(errors)
         return {
             "mean_error": mean,
@@ -198,8 +199,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
             **counts,
             "pairs": [
-                {"first": first, "second": second, "mean_error": _mean(pair.errors), "flipped": pair.flipped, **overlap}
-                for (first, second), pair, overlap in zip(names, scored.errors, overlaps, strict=True)
+                {"first": first, "second": second, "mean_error": error, "flipped": pair.flipped, **overlap}
+                for (first, second), error, pair, overlap in zip(names, means, scored.errors, overlaps, strict=True)
             ],
         }
 
@@ -284,12 +285,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
-
-
-def _mean(values: Sequence[float | None] | NDArray[np.float64]) -> float | None:
-    """The mean of those that are known. None if there are none, as for shapes without overlap."""
-    numbers = np.asarray(values, np.float64)
-    return None if np.isnan(numbers).all() else mean_error(numbers)
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:

@@ -29,6 +29,7 @@ from diffnet.train.metrics import (
     mean_dice,
     mean_iou,
     number,
+    number_or_none,
     percent,
     scores_a_test,
 )
@@ -49,11 +50,6 @@ LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
     "roc-auc": roc_auc,
     "average-precision": average_precision,
 }
-
-
-def number_or_none(score: float) -> float | None:
-    """The score, or None for NaN, which JSON doesn't have."""
-    return None if math.isnan(score) else score
 
 
 def _score_texts(results: Mapping[str, Any], digits: int = 1) -> dict[str, str]:

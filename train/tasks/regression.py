@@ -34,7 +34,9 @@ from diffnet.geometry.mesh.mesh import mesh_suffix
 from diffnet.train.metrics import (
     column_scores,
     mean_r2,
+    mean_score,
     number,
+    number_or_none,
     relative_l2,
     score_columns,
     scores_a_test,
@@ -270,20 +272,20 @@ class Regression(MeshTask):
             tally += _tally(prediction - origin, values - origin)
         scores = column_scores(tally)
         rows = [
-            {"name": name, **{key: None if np.isnan(value) else value for key, value in entry.items()}}
+            {"name": name, **{key: number_or_none(value) for key, value in entry.items()}}
             for name, entry in zip(scored.label_names, scores, strict=True)
         ]
         for row, column, of_meshes in zip(rows, _errors(scored)[0][:, 2].T, scored.of_meshes, strict=True):
             if not of_meshes:
-                row["relative_l2"] = None if np.isnan(column).all() else float(np.nanmean(column))
+                row["relative_l2"] = number_or_none(mean_score(column))
         fields = []
         for name, (relative, angles) in zip(scored.vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
             count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
-            means = (None if np.isnan(column).all() else float(np.nanmean(column)) for column in (relative, angles))
+            means = (number_or_none(mean_score(column)) for column in (relative, angles))
             fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
         more = {"vectors": fields} if fields else {}
-        mean = mean_r2(tally)
-        return {"test_r2": None if np.isnan(mean) else mean, "labels_at": scored.labels_at, "columns": rows, **more}
+        mean = number_or_none(mean_r2(tally))
+        return {"test_r2": mean, "labels_at": scored.labels_at, "columns": rows, **more}
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The errors of each column, or the target and the prediction of whole meshes."""

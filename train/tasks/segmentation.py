@@ -21,11 +21,11 @@ from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.train.metrics import mean_iou, mean_score, soft_accuracy, spread_over
+from diffnet.train.metrics import mean_iou, mean_score, number_or_none, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.labels import TEETH, LabelTask, number_or_none, score_cells
+from diffnet.train.tasks.labels import TEETH, LabelTask, score_cells
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions
