@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.losses import Loss, row_loss
 from diffnet.cuda_graphs.optimizers import CapturedOptimizer
+from diffnet.cuda_graphs.recording import without_cached_casts
 from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.weight_average import WeightAverage
@@ -231,9 +232,3 @@ def _mean(values: Any, rows: int) -> Tensor:
             f"the loss should return a number or {rows} rows for {rows} rows, got shape {tuple(values.shape)}"
         )
     return values.mean()
-
-
-def without_cached_casts(device: str) -> torch.autocast:
-    """The caller's autocast without its cache of weights. A graph would read a cached cast forever."""
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False)
