@@ -133,11 +133,7 @@ def check_operand(
     if not operand.is_floating_point() and (floating or operand.is_complex()):
         raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
     dims = operand.shape
-    matches = len(dims) >= len(shape)
-    for n, m in zip(reversed(shape), reversed(dims), strict=False):  # a loop, as a generator costs a microsecond
-        if n != m and not isinstance(n, str):
-            matches = False
-    if not matches:
+    if len(dims) < len(shape) or not _fits(dims[len(dims) - len(shape) :], shape):
         raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(dims)}")
     if operand.device != device:
         raise ValueError(f"{name} should be on {device}, where the pattern is; it is on {operand.device}")

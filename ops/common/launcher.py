@@ -189,10 +189,6 @@ def is_known_triton() -> bool:
     return version.startswith(_KNOWN_VERSIONS)
 
 
-def _device() -> int:
-    return torch.cuda.current_device() if _ON_GPU else 0
-
-
 def launched(kernel: Any) -> Any:
     """Decorate a kernel, above `triton.jit`. Kernels of Triton's interpreter are returned unchanged."""
     return _unless_interpreted(LaunchedKernel, kernel)
@@ -243,7 +239,7 @@ def compiling_only() -> Iterator[None]:
         if key in kernel.compiled or (kernel, key) in waiting:
             return
         hash_source(kernel.kernel)  # here, because the threads have no order
-        device = _device()
+        device = torch.cuda.current_device() if _ON_GPU else 0
 
         def compile_it() -> None:
             if _ON_GPU:
