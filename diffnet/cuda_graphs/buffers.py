@@ -161,8 +161,8 @@ class BatchBuffers:
         return self._rows.add(buffer, rest)
 
     def need(self, count: str) -> int:
-        """The value of this name in `size`. Raises NotCounted if it is not known."""
-        if count not in self.counted:
+        """The value of this name in `size`. Raises NotCounted if it is not known. Meshes and vertices always are."""
+        if count not in ("meshes", "vertices", *self.counted):
             raise NotCounted(count)
         value: int = getattr(self.size, count)
         return value
@@ -177,7 +177,7 @@ class BatchBuffers:
         read: Read,
         shape: Shape,
         *,
-        needs: str = "",
+        needs: str,
         rest: Rest = 0,
         basis: torch.dtype | None = None,
         planes: bool = False,
@@ -186,14 +186,13 @@ class BatchBuffers:
 
         read: reads the values (n, …), or (planes, n, …), from the operators of a batch
         shape: the shape of the buffer, with at least as many rows
-        needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
+        needs: the count of `BatchSize` that gives the number of rows
         rest: see `Rows`
         basis, planes: see `_Field`
 
         Raises NotCounted if `needs` names a count that is not known.
         """
-        if needs:
-            self.need(needs)
+        self.need(needs)
         if name not in self._filled:
             field = _Field(read, basis, planes)
             values = _values_of([field], self.example)

@@ -14,8 +14,7 @@ from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.losses import Loss, row_loss
 from diffnet.cuda_graphs.optimizers import CapturedOptimizer
 from diffnet.cuda_graphs.recording import without_cached_casts
-from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
-from diffnet.implicit_diffusion import ImplicitDiffusion
+from diffnet.diffusion import LearnedTimes, keep_nonnegative
 from diffnet.weight_average import WeightAverage
 
 Weight = Callable[[Tensor], Tensor]
@@ -162,8 +161,8 @@ class PlainStep:
         sums, parameters, reached = self.sums(), self._summed, self.reached
         self.clear_gradients()
         # A forward pass sets negative times to 0, and a process without a batch has had none.
-        diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
-        keep_nonnegative([m.time for m in diffusions if m.training])
+        diffusions = [m for m in self.modules.modules() if isinstance(m, LearnedTimes) and m.training]
+        keep_nonnegative([m.time for m in diffusions])
         count = len(sums) - len(parameters)
         summed, counts = sums[:count], sums[count:]
         means = summed[:-1] / torch.where(summed[-1] > 0, summed[-1], 1)

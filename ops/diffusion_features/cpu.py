@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import is_batched
-from diffnet.ops.common.cpu import (
-    add_product,
-    keep_freed_memory,
-    largest_chunk,
-    row_chunks,
-    tanh_,
-    write_product,
-)
+from diffnet.ops.common.cpu import add_product, keep_freed_memory, largest_chunk, row_chunks, tanh_, write_product
 from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_lengths, row_offsets
