@@ -701,11 +701,6 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
     return torch.stack([rows, at, first, torch.minimum(first + PIECE, indptr[at + 1])], dim=1)
 
 
-def are_similar(rows: int, longest: int, entries: int) -> bool:
-    """Return whether the lengths of rows are similar enough even if each group takes as long as the longest row."""
-    return (rows + -rows % ROWS_TOGETHER) * longest <= MAX_UNEVENNESS * entries
-
-
 @at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
@@ -713,8 +708,9 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     if lengths.numel() == 0 or lengths.is_meta:
         return similar
     added, longest, entries = -len(lengths) % ROWS_TOGETHER, int(lengths.max()), int(lengths.sum())
-    # On most meshes, this is enough. It takes a third of the time of the next check.
-    if longest <= PIECE and are_similar(len(lengths), longest, entries):
+    # On most meshes, even groups that all take as long as the longest row are similar enough. This check takes a third
+    # of the time of the next one.
+    if longest <= PIECE and (len(lengths) + added) * longest <= MAX_UNEVENNESS * entries:
         return similar
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, added)).reshape(-1, ROWS_TOGETHER)

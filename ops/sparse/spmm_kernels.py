@@ -340,7 +340,8 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     together = min(sets, 2) if len(b) == 1 else 1
     groups = cdiv(sets, together)
-    block_r, block_c = _tile_sizes(b)
+    block_c = min(power_of_2(channels), MAX_CHANNELS)
+    block_r = min(GATHERED_BYTES // (block_c * b.element_size()), MAX_ROWS)
     check_rows("sddmm", rows, b.shape[1])
     check_programs("sddmm", max(groups * cdiv(rows, block_r), sets * len(pieces)))
     out = a.new_empty(sets, entries)
@@ -360,12 +361,6 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
             BLOCK_E=PIECE_ENTRIES, BLOCK_C=block_c,
         )  # fmt: skip
     return out
-
-
-def _tile_sizes(dense: Tensor) -> tuple[int, int]:
-    """Return the numbers of rows and channels of a program."""
-    channels = min(power_of_2(dense.shape[2]), MAX_CHANNELS)
-    return min(GATHERED_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
 
 
 @guarded
