@@ -258,8 +258,7 @@ def _plain_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the values, the mass and the time in plain PyTorch, which has derivatives of any order."""
     csr = CsrArrays(*structure)
-    rows = row_of_each(csr.indptr, csr.indices)
-    rows = csr.row_order[rows] if len(csr.row_order) else rows
+    rows = row_of_each(csr.indptr, csr.indices, csr.row_order)
     of_rows, of_columns = F.embedding(rows, w), F.embedding(csr.indices, u)  # their backward adds up in a fixed order
     pairs = of_rows * of_columns
     return -pairs @ time, -(w * u).sum(1), -(values[:, None] * pairs).sum(0)

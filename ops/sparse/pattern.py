@@ -276,8 +276,7 @@ class Pattern(FieldwiseCopy):
     @property
     def row_indices(self) -> Tensor:
         """The row of each entry, (nnz,)."""
-        rows = row_of_each(self.stored_indptr, self.stored_indices)
-        return rows if self.row_order is None else self.row_order[rows]
+        return row_of_each(self.stored_indptr, self.stored_indices, self.row_order)
 
     @property
     def column_indices(self) -> Tensor:
