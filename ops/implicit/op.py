@@ -122,15 +122,11 @@ def implicit_diffusion(
 
 
 def _refuse_transforms(*arguments: Any) -> None:
-    """Raise RuntimeError under a transform, and for tangents of forward mode."""
+    """Raise RuntimeError under a transform, and in forward mode."""
     if torch.compiler.is_compiling():
         return
     tensors = [a.values if isinstance(a, SparseMatrix) else a for a in arguments]
-    in_forward_mode = forward_ad._current_level >= 0 and any(
-        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
-        for t in tensors
-    )
-    if in_forward_mode or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
+    if forward_ad._current_level >= 0 or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
         raise RuntimeError(
             "implicit_diffusion has no forward-mode derivatives and doesn't work under vmap and other transforms of "
             "torch.func, which batched gradients use, too; torch.autograd.grad differentiates it any number of times, "
