@@ -153,8 +153,7 @@ class BatchBuffers:
         """The value of this name in `size`. Raises NotCounted if it is not known. Meshes and vertices always are."""
         if count not in ("meshes", "vertices", *self.counted):
             raise NotCounted(count)
-        value: int = getattr(self.size, count)
-        return value
+        return getattr(self.size, count)
 
     def complete(self) -> None:
         """Keep no batch alive from now on. No buffer can be made afterwards."""

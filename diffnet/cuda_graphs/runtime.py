@@ -386,8 +386,7 @@ def check_rows(batch: Batch, at: str) -> str | None:
 
 def rows_of(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
-    rows: int = getattr(size_of(operators, ELEMENTS & {outputs_at}), ROWS[outputs_at])
-    return rows
+    return getattr(size_of(operators, ELEMENTS & {outputs_at}), ROWS[outputs_at])
 
 
 def _kind_of(operators: Operators) -> Hashable:

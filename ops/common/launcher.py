@@ -185,8 +185,7 @@ def is_known_triton() -> bool:
     """Return whether this version of Triton was tried with launches that skip its search, and with Gluon kernels."""
     import triton
 
-    version: str = triton.__version__
-    return version.startswith(_KNOWN_VERSIONS)
+    return triton.__version__.startswith(_KNOWN_VERSIONS)
 
 
 def launched(kernel: Any) -> Any:

@@ -50,10 +50,7 @@ def diffused_with_features(x: Tensor, arguments: BlockArguments) -> tuple[Tensor
     operators = _Operators(arguments)
     with without_autocast(x):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
-            out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
-                x, time, a_re, a_im, operators
-            )
-            return out
+            return _DiffusionFeatures.apply(x, time, a_re, a_im, operators)  # type: ignore[no-untyped-call]
         diffused = _diffused(x, time, operators)[0]
         return x, diffused, _features(diffused, a_re, a_im, operators, None)
 

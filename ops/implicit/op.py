@@ -24,10 +24,6 @@ from diffnet.ops.sparse.csr import CsrArrays, row_of_each
 from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
-TOLERANCE = 1e-6
-MAX_ITERATIONS = 1000
-CHECK_EVERY = 8
-
 
 def implicit_diffusion(
     x: Tensor,
@@ -37,9 +33,9 @@ def implicit_diffusion(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     *,
-    tolerance: float = TOLERANCE,
-    max_iterations: int = MAX_ITERATIONS,
-    check_every: int = CHECK_EVERY,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+    check_every: int = 8,
     backend: Backend = "auto",
 ) -> Tensor:
     """Diffuse each channel for its own time by one implicit Euler step, (M + t_c L) u_c = M x_c.
