@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,9 +160,6 @@ class GraphedForward(GraphRuntime):
             return self
         other = vars(network)[GRAPHS] = GraphedForward(network, self.settings)
         return other
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
-        return GraphedForward(copy.deepcopy(self.network, memo), self.settings)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GraphedForward, (self.network, self.settings)
