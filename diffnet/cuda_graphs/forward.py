@@ -296,8 +296,7 @@ class GraphedForward(GraphRuntime):
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
             joined = self._joined.get(state.tensors, state.parameters, recording.learned)
-            out: Tensor = _replay(recording, state, rows, batch.features, *joined)
-        return out
+            return _replay(recording, state, rows, batch.features, *joined)
 
 
 class _Replay(torch.autograd.Function):

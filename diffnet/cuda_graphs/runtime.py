@@ -230,7 +230,10 @@ class GraphRuntime:
         others: further facts on which the graphs depend
         """
         tensors = [(x.dtype, x.shape[1:], x.requires_grad) for x in batch.tensors()]
-        key = facts.number, settings(), at, _kind_of(batch.operators), *tensors, *others
+        o = batch.operators  # a recording depends on all of their properties but the size
+        missing = [getattr(o, name) is None for name, kind in FIELDS.items() if kind.optional]
+        of_operators = o.k, o.mass.dtype, o.evecs.dtype, o.device, *missing
+        key = facts.number, settings(), at, of_operators, *tensors, *others
         if len(self._kinds) > MAX_KINDS:
             self.clear()
             self._kinds.clear()
@@ -387,17 +390,6 @@ def check_rows(batch: Batch, at: str) -> str | None:
 def rows_of(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
     return getattr(size_of(operators, ELEMENTS & {outputs_at}), ROWS[outputs_at])
-
-
-def _kind_of(operators: Operators) -> Hashable:
-    """The properties of operators that a recording depends on, except their size."""
-    return (
-        operators.k,
-        operators.mass.dtype,
-        operators.evecs.dtype,
-        *[getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional],
-        operators.device,
-    )
 
 
 def warn_caller(message: str) -> None:
