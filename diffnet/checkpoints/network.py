@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from diffnet.checkpoints.files import (
     CheckpointError,
+    FilePath,
     check_names_and_shapes,
     kind_of,
     larger_module,
@@ -28,7 +28,7 @@ VISIBLE_ONLY = ("in_channels", "out_channels", "vectors", "pair_attention", "con
 ABOVE_0 = "above 0"  # the value of an option of which weights show only this
 
 
-def read_network(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+def read_network(path: FilePath) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Read weights, arguments of `DiffusionNet` and metadata. Raises CheckpointError if a file doesn't hold them."""
     if is_safetensors(path):
         return read_network_file(path)
@@ -40,9 +40,7 @@ def read_network(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     return weights, VECTOR_BLOCKS | architecture if visible["vectors"] else architecture, metadata
 
 
-def restore(
-    build: Callable[..., M], path: str | os.PathLike[str], weights: Mapping[str, Tensor], options: Mapping[str, Any]
-) -> M:
+def restore(build: Callable[..., M], path: FilePath, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> M:
     """Build a network with the options of a file, and give it the weights. Returns it on the CPU, in eval mode.
 
     The sizes in the options are compared with the weights, which are in memory, before anything is built.

@@ -6,14 +6,13 @@ Matching".
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import FIRSTS, CheckpointError, Kind, check_named_tensors, original_weights
+from diffnet.checkpoints.files import FIRSTS, CheckpointError, FilePath, Kind, check_named_tensors, original_weights
 from diffnet.checkpoints.network import mlp_layers, visible_options
 
 _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
@@ -40,7 +39,7 @@ def our_names(names: list[str]) -> dict[str, str]:
 
 
 def converted_original(
-    path: str | os.PathLike[str], content: Any, *, in_memory: bool = False
+    path: FilePath, content: Any, *, in_memory: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any], Kind]:
     """Convert the content of a checkpoint of one of the kinds.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from diffnet.checkpoints.files import (
     CheckpointError,
+    FilePath,
     check_format,
     check_named_tensors,
     kind_of,
@@ -35,9 +35,7 @@ VECTOR_BLOCKS: dict[str, Any] = {"gradient_rotation": False}  # without it, vect
 REMOVED = ("align", "stretch")  # options that only older versions have
 
 
-def network_in_checkpoint(
-    path: str | os.PathLike[str], checkpoint: Any
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+def network_in_checkpoint(path: FilePath, checkpoint: Any) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Return the weights, the arguments of `DiffusionNet` that a run chooses, and the metadata in a checkpoint.
 
     Raises CheckpointError, which says what to write instead, for the content of other files.

@@ -18,7 +18,7 @@ pieces, each computed by its own program, see `Pattern.long_pieces`. Meshes have
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -85,8 +85,7 @@ def has_second(first, sets):
     return tl.full((1,), 1, tl.int32) + first < sets
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """How the programs of `spmm`, of one warp each, share a multiprocessor.
 
     programs: the number of programs per multiprocessor
