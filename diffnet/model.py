@@ -65,8 +65,7 @@ class NetworkOptions(BlockDetails, Architecture):
         default=0,
         kw_only=True,
         metadata=about(
-            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.",
-            least=0,
+            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.", least=0
         ),
     )
     last_activation: Activation | None = field(

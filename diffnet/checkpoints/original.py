@@ -16,13 +16,11 @@ from diffnet.checkpoints.files import FIRSTS, CheckpointError, FilePath, Kind, c
 from diffnet.checkpoints.network import mlp_layers, visible_options
 
 _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"^first_lin(ear)?\.", "first."),
-    (r"^last_lin(ear)?\.", "last."),
+    (r"^(first|last)_lin(ear)?\.", r"\1."),
     (r"^block_(\d{1,9})\.", r"blocks.\1."),
     (r"\.diffusion\.diffusion_time$", ".diffusion.time"),
-    (r"\.gradient_features\.A_re\.weight$", ".gradient_features.a_re"),
     (r"\.gradient_features\.A_im\.weight$", ".gradient_features.a_im"),
-    (r"\.gradient_features\.A\.weight$", ".gradient_features.a_re"),
+    (r"\.gradient_features\.A(_re)?\.weight$", ".gradient_features.a_re"),
     # The original numbers linear layers. Here a layer's number also counts the ReLU and the dropout before it.
     (r"miniMLP_(?:mlp_layer|linear)_(\d{1,9})\.", lambda match: f"{3 * int(match[1])}."),
 )

@@ -252,7 +252,7 @@ class GraphedForward(GraphRuntime):
 
         def backward() -> None:
             # This frees the saved tensors, and other tensors reuse their memory. A second backward pass needs another
-            # forward pass, see `_replay_again`.
+            # forward pass, see `_Replay`.
             grads = torch.autograd.grad(tape[0], sources, output_grad)
             torch._foreach_copy_(targets, grads)
 
@@ -324,8 +324,10 @@ class _Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         assert recording.backward is not None
         assert recording.output_grad is not None
-        if ctx.is_spent:
-            _replay_again(recording, ctx.state.module, features.device, ctx.random)
+        if ctx.is_spent:  # the backward graph has overwritten the tensors of the forward graph
+            with preserved(ctx.state.module, features.device):
+                generator_of(features.device).set_state(ctx.random)
+                recording.forward.replay()
         ctx.is_spent = True
         recording.output_grad.fill([grad])
         recording.backward.replay()
@@ -336,13 +338,3 @@ class _Replay(torch.autograd.Function):
 
 
 _replay = applied(_Replay)  # `may_have_graphs` has found that no transform of torch.func runs
-
-
-def _replay_again(recording: Recording, network: nn.Module, device: torch.device, random: Tensor) -> None:
-    """Replay the forward graph once more, with the same random numbers. The backward graph has overwritten its tensors.
-
-    random: the state of the random generator before the first replay
-    """
-    with preserved(network, device):
-        generator_of(device).set_state(random)
-        recording.forward.replay()

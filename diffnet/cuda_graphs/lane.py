@@ -148,7 +148,10 @@ class Lane(Generic[T]):
         except BaseException:
             self._graphs.clear()  # the call may have left tensors
             raise
-        if self._has_other_tensors(before):
+        if live_blocks(self._pool, self.device) <= before:
+            return
+        gc.collect()  # some tensors may wait for the garbage collector
+        if not live_blocks(self._pool, self.device) <= before:
             self._leaks += 1
             self._graphs.clear()  # graphs that are recorded from now on avoid the tensors
 
@@ -158,13 +161,6 @@ class Lane(Generic[T]):
         self._open_pool()
         with allocating_in(self._pool, self.device):
             yield
-
-    def _has_other_tensors(self, before: frozenset[int]) -> bool:
-        """Whether the pool holds tensors that it did not hold before."""
-        if live_blocks(self._pool, self.device) <= before:
-            return False
-        gc.collect()  # some may wait for the garbage collector
-        return not live_blocks(self._pool, self.device) <= before
 
     def follow(self) -> None:
         """Let the current stream wait for the stream on which the graphs ran before, such as that of another thread."""

@@ -402,6 +402,12 @@ def contiguous(array: Any) -> Any:
     return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
 
 
+def check_is_pattern(pattern: Any) -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
+
+
 def check_plain(name: str, array: Any) -> None:
     """Check that an index array is a tensor and no parameter. Raises TypeError that says what to write instead."""
     if isinstance(array, torch.nn.Parameter):
