@@ -69,8 +69,8 @@ def network_in_checkpoint(
     if first is None or last is None or first.ndim != 2 or last.ndim != 2:
         raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
     outputs_at = outputs_at_of(checkpoint["labels_at"])
-    if "blocks.0.modulation.weight" in weights:
-        architecture["condition_channels"] = weights["blocks.0.modulation.weight"].shape[-1]
+    if "modulation.weight" in weights:
+        architecture["condition_channels"] = weights["modulation.weight"].shape[-1]
     architecture["pair_attention"] = sum(n.startswith("pairs.") and n.endswith(".norm.weight") for n in weights)
     out_channels = len(last)
     if normal is not None:

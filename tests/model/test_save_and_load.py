@@ -177,8 +177,7 @@ def test_pickles_of_whole_networks_may_lack_newer_attributes() -> None:
     model = pickle.loads(pickle.dumps(DiffusionNet(3, 5, width=8, blocks=1, last_activation=log_softmax)))
     assert "recompute_activations" not in vars(model)
     assert not model.recompute_activations
-    for name in ("tokens", "modulation"):
-        del vars(model.blocks[0])[name], vars(model)[{"tokens": "global_tokens"}.get(name, "condition_channels")]
+    del vars(model.blocks[0])["tokens"], vars(model)["global_tokens"], vars(model)["condition_channels"]
     assert outputs(pickle.loads(pickle.dumps(model))).shape == (12, 5)
     assert model.last_activation is log_softmax
 
