@@ -42,7 +42,7 @@ class Modulation(nn.Module):
         assert conditions is not None
         with without_autocast(conditions):
             rows = F.linear(conditions.to(self.weight.dtype), self.weight.flatten(0, 1), self.bias.flatten())
-        return rows.unflatten(1, self.bias.shape).unbind(1)
+        return rows.view(-1, *self.bias.shape).unbind(1)
 
 
 def modulated_after_tokens(

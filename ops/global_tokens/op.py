@@ -50,10 +50,10 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, mass: Tensor, ptr: Tensor, coefficients: Tensor | None, *tokens: Tensor) -> Tensor:
         from diffnet.ops.global_tokens.kernels import forward
 
-        x, mass, ptr, *tokens = (tensor.contiguous() for tensor in (x, mass, ptr, *tokens))
+        x, mass, ptr, *parameters = [tensor.contiguous() for tensor in (x, mass, ptr, *tokens)]
         coefficients = None if coefficients is None else coefficients.contiguous()
-        out, results = forward(x, mass, ptr, coefficients, Parameters(*tokens) if tokens else None)
-        ctx.save_for_backward(x, mass, ptr, coefficients, *tokens, *(results or ()))
+        out, results = forward(x, mass, ptr, coefficients, Parameters(*parameters) if parameters else None)
+        ctx.save_for_backward(x, mass, ptr, coefficients, *parameters, *(results or ()))
         return out
 
     @staticmethod
