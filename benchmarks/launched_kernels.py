@@ -281,13 +281,12 @@ def _mlp(dtype: torch.dtype, c: int) -> None:
 
 def _tokens(dtype: torch.dtype, c: int, n: int, conditions: bool, meshes: int) -> None:
     x, mass, ptr = _empty(50_000, c, dtype=dtype), _empty(50_000), _empty(meshes + 1, dtype=torch.int64)
-    if not global_tokens.fits(x, n):
+    if not (global_tokens.fits(x, n) and (n or conditions)):
         return
     tokens = _empty(n, c), _empty(n), _empty(3 * c, c), _empty(3 * c), _empty(c, c)
-    modulation = (_empty(2 * c, 2), _empty(2 * c)) if conditions else (None, None)
-    layers = Parameters(*(tokens if n else [None] * 5), *modulation)
-    _, results = global_tokens.forward(x, mass, ptr, _empty(meshes, 2) if conditions else None, layers)
-    global_tokens.backward(x, x, mass, ptr, layers, results)
+    layers, coefficients = Parameters(*tokens) if n else None, _empty(meshes, 2 * c) if conditions else None
+    _, results = global_tokens.forward(x, mass, ptr, coefficients, layers)
+    global_tokens.backward(x, x, mass, ptr, coefficients, layers, results)
 
 
 def _direct_features(dtype: torch.dtype, c: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from diffnet.arguments import check_conditions, check_eigenpairs, in_features_dtype, is_plain, refuses_fields
+from diffnet.arguments import check_eigenpairs, in_features_dtype, is_plain, refuses_fields
 from diffnet.diffusion import LearnedTimeDiffusion, current_time
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
@@ -18,8 +18,9 @@ from diffnet.global_tokens import GlobalTokens
 from diffnet.implicit_diffusion import ImplicitDiffusion
 from diffnet.mesh_attention import MeshAttention
 from diffnet.mlp import MLP
-from diffnet.modulation import Modulation, modulated_after_tokens
+from diffnet.modulation import modulated_after_tokens
 from diffnet.ops import Backend, Pattern, spmm
+from diffnet.ops.common.checks import check_tensor
 from diffnet.ops.common.precision import compute_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
@@ -63,9 +64,6 @@ class BlockDetails(Checked):
             "`gradient_evecs`, else sparse."
         ),
     )
-    condition_channels: int = field(
-        default=0, metadata=about("Numbers in the conditions of a mesh, such as a speed or a time, or 0.", least=0)
-    )
     backend: Backend = field(
         default="auto",
         metadata=about("torch for plain PyTorch, triton for the kernels, auto for the kernels on a GPU."),
@@ -103,8 +101,8 @@ class DiffusionNetBlock(nn.Module):
     Its arguments are the fields of `BlockOptions`. "spectral" diffusion is a `LearnedTimeDiffusion`. "implicit"
     diffusion is an `ImplicitDiffusion`, which needs no eigenbasis; its gradients are sparse. `mlp_norm` is over the
     channels of each vertex, "layer" for `nn.LayerNorm` and "rms" for `nn.RMSNorm`. Attention is a `MeshAttention` over
-    the operators' neighborhood. Dropout is before every layer of the MLP but the first. With tokens and conditions, the
-    input x goes through a `GlobalTokens` and then a `Modulation`, which change nothing in a new block.
+    the operators' neighborhood. Dropout is before every layer of the MLP but the first. With tokens, the input x goes
+    through a `GlobalTokens`, which changes nothing in a new block.
 
     If `diffusion` or `gradient_features` is replaced by another module, has hooks or is changed in another way, it is
     called, with sparse gradients.
@@ -137,38 +135,35 @@ class DiffusionNetBlock(nn.Module):
         hidden = (channels, channels) if o.mlp_hidden is None else o.mlp_hidden
         self.mlp_norm = _MLP_NORMS[o.mlp_norm](inputs)
         self.mlp = MLP([inputs, *hidden, channels], o.dropout, o.backend)
-        tokens, conditions = o.global_tokens, o.condition_channels
-        self.tokens = GlobalTokens(channels, tokens, o.backend) if tokens else None
-        self.modulation = Modulation(channels, conditions, o.backend) if conditions else None
+        self.tokens = GlobalTokens(channels, o.global_tokens, o.backend) if o.global_tokens else None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Read a pickle, which may be of a version without tokens and conditions."""
+        """Read a pickle, which may be of a version without tokens."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        for name in ("tokens", "modulation"):
-            if name not in self._modules:
-                vars(self).setdefault(name, None)
+        if "tokens" not in self._modules:
+            vars(self).setdefault("tokens", None)
 
     @refuses_fields
     def forward(
-        self, x: Tensor, operators: Operators, conditions: Tensor | None = None, *, shared: Shared = NOTHING
+        self, x: Tensor, operators: Operators, modulation: Tensor | None = None, *, shared: Shared = NOTHING
     ) -> Tensor:
-        """x (V, C), conditions (B, condition_channels) if the block has them → (V, C)
+        """x (V, C) → (V, C)
 
+        modulation: (B, 2C), [γ, β] of each mesh, by which (1 + γ) ∘ x + β replaces x after the tokens, see `Modulation`
         shared: what the network has computed for all blocks
 
-        Raises ValueError for another shape of x, TypeError for operators of another type. For conditions see
-        `DiffusionNet`.
+        Raises ValueError for another shape, TypeError for operators of another type.
         """
         check_operators(operators)
         if x.shape != (operators.num_vertices, self.channels):
             expected = operators.num_vertices, self.channels
             raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
-        if self.modulation is None:
-            check_conditions(conditions, operators, 0)
-        x = modulated_after_tokens(x, operators, self.tokens, self.modulation, conditions)
+        if modulation is not None:
+            check_tensor("modulation", modulation, (len(operators), 2 * self.channels), operators.device)
+        x = modulated_after_tokens(x, operators, self.tokens, modulation, self.backend)
         return in_features_dtype(self._outputs(x, operators, shared), x)
 
-    def stages(self, x: Tensor, operators: Operators, conditions: Tensor | None = None) -> BlockStages:
+    def stages(self, x: Tensor, operators: Operators, modulation: Tensor | None = None) -> BlockStages:
         """What the block computes on the way to its output, to look at or to draw. See `forward`.
 
         >>> import torch
@@ -177,8 +172,8 @@ class DiffusionNetBlock(nn.Module):
         >>> DiffusionNetBlock(4).stages(torch.ones(3, 4), triangle).diffused.shape
         torch.Size([3, 4])
         """
-        output = self(x, operators, conditions)
-        x = modulated_after_tokens(x, operators, self.tokens, self.modulation, conditions)
+        output = self(x, operators, modulation)
+        x = modulated_after_tokens(x, operators, self.tokens, modulation, self.backend)
         return BlockStages(*self._diffused_with_features(x, operators), output)
 
     def _diffused_with_features(self, x: Tensor, operators: Operators) -> tuple[Tensor, Tensor | None]:

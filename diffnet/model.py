@@ -23,6 +23,7 @@ from diffnet.geometry.batches.functional import check_operators
 from diffnet.geometry.device import existing_device
 from diffnet.geometry.errors import OptionError, refuses
 from diffnet.geometry.store.transfer import aligned
+from diffnet.modulation import Modulation
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
@@ -60,6 +61,11 @@ class NetworkOptions(BlockDetails, Architecture):
             "`gradient_rotation=False`, they also mirror with it.",
             least=0,
         ),
+    )
+    condition_channels: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about("Numbers in the conditions of a mesh, such as a speed or a time, or 0.", least=0),
     )
     pair_attention: int = field(
         default=0,
@@ -135,7 +141,11 @@ class DiffusionNet(nn.Module):
         arguments = {f.name: getattr(o, f.name) for f in fields(o)}
         self.first = nn.Linear(o.in_channels, width)
         of_block = {f.name: arguments[f.name] for f in fields(BlockOptions) if f.name != "channels"}
-        self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block) for _ in range(o.blocks))
+        # Tokens of all blocks take four times as long, and errors are hardly smaller (docs/measurements.md).
+        tokens = [o.global_tokens if i == o.blocks // 2 else 0 for i in range(o.blocks)]
+        self.blocks = nn.ModuleList(DiffusionNetBlock(width, **of_block | {"global_tokens": n}) for n in tokens)
+        if o.condition_channels:
+            self.modulation = Modulation(width, o.condition_channels, o.blocks)
         if o.pair_attention:
             self.pairs = nn.ModuleList(PairAttention(width) for _ in range(o.pair_attention))
         self.last: nn.Linear | VectorOutputs = (
@@ -208,13 +218,14 @@ class DiffusionNet(nn.Module):
         layers = [self.first, *self.blocks, self.last]
         first, *shared, last = shared_launches(self, layers, self.backend, x, operators, *further)
         x = self._linear(self.first, x, **first)
+        coefficients = self.modulation(conditions, operators) if further else ()
         # The operators as all blocks take them. On a GPU they are computed in the first step only.
         on_basis = any(isinstance(block, DiffusionNetBlock) and block.on_basis(operators) for block in self.blocks)
         prepared = (operators.prepared if on_basis else operators.with_basis_dtype)(compute_dtype(x))
         for number, (block, more) in enumerate(zip(self.blocks, shared, strict=True), self.pair_attention):
             if number >= len(self.blocks):
                 x = self.pairs[number - len(self.blocks)](x, operators)
-            x = self._call(block, x, prepared, *further, **more)
+            x = self._call(block, x, prepared, *coefficients[number : number + 1], **more)
         is_vector = isinstance(self.last, VectorOutputs)
         x = self.last(x, operators) if is_vector else self._linear(self.last, x, **last)
         if isinstance(self.outputs_at, str):

@@ -116,7 +116,7 @@ class BlockArchitecture(Checked):
     global_tokens: int = field(
         default=0,
         metadata=about(
-            "Tokens in each block that carry information across a whole mesh, also between components that don't "
+            "Tokens in the middle block that carry information across a whole mesh, also between components that don't "
             "touch, or 0.",
             least=0,
         ),

@@ -5,8 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffnet.geometry import Operators
+
+# Without cuDNN, which plans each pair of sizes anew in about 0.1 s. The meshes of each pair have other sizes.
+_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PairAttention(nn.Module):
@@ -50,5 +54,8 @@ class PairAttention(nn.Module):
         heads = self.query_key_value(y).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
         meshes = torch.split(heads, list(operators.lengths), 2)  # (3, H, V_b, C/H) each
         # The other mesh of mesh 2p is 2p + 1, and that of 2p + 1 is 2p.
-        read = [F.scaled_dot_product_attention(q[None], *meshes[b ^ 1][1:, None]) for b, (q, _, _) in enumerate(meshes)]
+        with sdpa_kernel(_BACKENDS):
+            read = [
+                F.scaled_dot_product_attention(q[None], *meshes[b ^ 1][1:, None]) for b, (q, _, _) in enumerate(meshes)
+            ]
         return x + self.mlp(torch.cat([y, torch.cat(read, 2)[0].transpose(0, 1).flatten(1)], 1))

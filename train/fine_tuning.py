@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from diffnet import DiffusionNet, Modulation
+from diffnet import DiffusionNet
 from diffnet.checkpoints.files import kind_of, read_checkpoint_file
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import VECTOR_BLOCKS, outputs_at_of
@@ -112,18 +112,12 @@ def copy_weights(
     if conditions is not None:
         stored = check_target_statistics(network.metadata.get("condition_statistics"), network.condition_channels)
         (mean, std), (new_mean, new_std) = _tensors(stored), _tensors(conditions)
-        for layer, source in zip(_modulations(model), _modulations(network), strict=True):
-            weight = source.weight.double()
-            layer.weight.copy_(weight * (new_std / std))
-            layer.bias.copy_(source.bias.double() + weight @ ((new_mean - mean) / std))
+        weight = network.modulation.weight.double()
+        model.modulation.weight.copy_(weight * (new_std / std))
+        model.modulation.bias.copy_(network.modulation.bias.double() + weight @ ((new_mean - mean) / std))
     names = _output_names(network, options)
     if sorted(names) == sorted(label_names):
         _copy_last(network, model, [names.index(name) for name in label_names], targets)
-
-
-def _modulations(network: DiffusionNet) -> list[Modulation]:
-    """The layers that read conditions."""
-    return [module for module in network.modules() if isinstance(module, Modulation)]
 
 
 def _copy_last(network: DiffusionNet, model: DiffusionNet, rows: list[int], targets: ArrayStatistics | None) -> None:

@@ -244,10 +244,9 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
     start = ranks.shared(started) or {"weights": model.state_dict(), "meshes": []}
     model.load_state_dict(start["weights"])
     if options.freeze == "blocks":
-        model.first.requires_grad_(False)
-        model.blocks.requires_grad_(False)
-        if model.pair_attention:
-            model.pairs.requires_grad_(False)
+        for name in ("first", "blocks", "pairs", "modulation"):
+            if hasattr(model, name):
+                getattr(model, name).requires_grad_(False)
     return model, start["meshes"]
 
 

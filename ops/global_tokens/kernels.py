@@ -2,9 +2,10 @@
 
 The forward gathers tokens over spans of rows, lets the tokens of each mesh attend to each other in one program, and
 gives them back to the rows, which the modulation then scales and shifts. The backward has the same three steps in the
-opposite order. All sums are added up in a fixed order. `ops.global_tokens.op` has the formulas.
+opposite order. Without tokens, each is one step. All sums are added up in a fixed order. `ops.global_tokens.op` has the
+formulas.
 
-Shapes: V rows, B meshes, N tokens, C channels, P conditions.
+Shapes: V rows, B meshes, N tokens, C channels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from diffnet.ops.common.matmul import product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import SIZES, has_large_shared_memory, interpreted, processors, tile
-from diffnet.ops.global_tokens.parameters import Parameters
+from diffnet.ops.global_tokens.parameters import Parameters, tokens_in
 from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
 PLANES = 6  # of a state: z, Q, K, V, y and A y, or the gradients of A y, Q, K, V and z
@@ -104,47 +105,37 @@ def _attention(q, k, n_size: tl.constexpr, scale, PRECISION: tl.constexpr, BLOCK
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_forward_exchange_kernel(
-    state, sums, projection, projection_bias, out, conditions, modulation, modulation_bias, coefficients, apart, scale,
-    n_size: tl.constexpr, c_size: tl.constexpr, p_size: tl.constexpr, TOKENS: tl.constexpr, MODULATED: tl.constexpr,
+    state, sums, projection, projection_bias, out, apart, scale, n_size: tl.constexpr, c_size: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The tokens z of a mesh, Q, K and V, y = softmax(scale Q Kᵀ) V and A y, and the coefficients γ and β.
+    """The tokens z of a mesh, Q, K and V, y = softmax(scale Q Kᵀ) V and A y.
 
     apart: elements between two planes of the state
     """
     mesh = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
-    if MODULATED:
-        for half in tl.static_range(2):
-            at = half * c_size + c
-            total = tl.load(modulation_bias + at, mask=c < c_size, other=0.0).to(tl.float32)
-            for p in range(p_size):
-                condition = tl.load(conditions + mesh * p_size + p).to(tl.float32)
-                total += condition * tl.load(modulation + at * p_size + p, mask=c < c_size, other=0.0).to(tl.float32)
-            tl.store(coefficients + mesh * (2 * c_size) + at, total, mask=c < c_size)
-    if TOKENS:
-        place = sums + mesh * (n_size * c_size + n_size)
-        areas = tl.load(place + n_size * c_size + n, mask=n < n_size, other=1.0)
-        z = _load_rows(place, n, c, n_size, c_size) / tl.where(areas > 0.0, areas, 1.0)[:, None]
-        state += mesh * (n_size * c_size)
-        _store_rows(state, z, n, c, n_size, c_size)
-        tl.debug_barrier()
-        for i in tl.static_range(3):
-            weight = projection + i * c_size * c_size
-            y = _times(state, weight, n, c, 1, c_size, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
-            y += tl.load(projection_bias + i * c_size + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
-            _store_rows(state + (1 + i) * apart, y, n, c, n_size, c_size)
-        tl.debug_barrier()
-        q = _load_rows(state + apart, n, c, n_size, c_size)
-        k = _load_rows(state + 2 * apart, n, c, n_size, c_size)
-        v = _load_rows(state + 3 * apart, n, c, n_size, c_size)
-        p = _attention(q, k, n_size, scale, PRECISION, BLOCK_N).to(q.dtype)
-        y = product(split(p, PRECISION), split(v, PRECISION), None, PRECISION)
-        _store_rows(state + 4 * apart, y, n, c, n_size, c_size)
-        tl.debug_barrier()
-        y = _times(state + 4 * apart, out, n, c, 1, c_size, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
-        _store_rows(state + 5 * apart, y, n, c, n_size, c_size)
+    place = sums + mesh * (n_size * c_size + n_size)
+    areas = tl.load(place + n_size * c_size + n, mask=n < n_size, other=1.0)
+    z = _load_rows(place, n, c, n_size, c_size) / tl.where(areas > 0.0, areas, 1.0)[:, None]
+    state += mesh * (n_size * c_size)
+    _store_rows(state, z, n, c, n_size, c_size)
+    tl.debug_barrier()
+    for i in tl.static_range(3):
+        weight = projection + i * c_size * c_size
+        y = _times(state, weight, n, c, 1, c_size, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
+        y += tl.load(projection_bias + i * c_size + c, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
+        _store_rows(state + (1 + i) * apart, y, n, c, n_size, c_size)
+    tl.debug_barrier()
+    q = _load_rows(state + apart, n, c, n_size, c_size)
+    k = _load_rows(state + 2 * apart, n, c, n_size, c_size)
+    v = _load_rows(state + 3 * apart, n, c, n_size, c_size)
+    p = _attention(q, k, n_size, scale, PRECISION, BLOCK_N).to(q.dtype)
+    y = product(split(p, PRECISION), split(v, PRECISION), None, PRECISION)
+    _store_rows(state + 4 * apart, y, n, c, n_size, c_size)
+    tl.debug_barrier()
+    y = _times(state + 4 * apart, out, n, c, 1, c_size, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
+    _store_rows(state + 5 * apart, y, n, c, n_size, c_size)
 
 
 @launched
@@ -162,8 +153,8 @@ def global_tokens_forward_give_back_kernel(
         u = split(_load_rows(returned + mesh.to(tl.int64) * (n_size * c_size), n, c, n_size, c_size), PRECISION)
     if MODULATED:
         place = coefficients + mesh.to(tl.int64) * (2 * c_size) + c
-        gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0)[None, :]
-        shift = tl.load(place + c_size, mask=c < c_size, other=0.0)[None, :]
+        gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
+        shift = tl.load(place + c_size, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
     v = tl.arange(0, BLOCK_V)
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
@@ -179,25 +170,31 @@ def global_tokens_forward_give_back_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_give_back_kernel(
-    grad, x, weights, ptr, partial, rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr,
+    grad, x, weights, coefficients, ptr, x_grad, partial, rows_size, meshes, span,
+    n_size: tl.constexpr, c_size: tl.constexpr,
     TOKENS: tl.constexpr, MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[s] = [Σ w ⊗ g, Σ g ∘ x, Σ g] over the rows of span s, for the gradient g."""
+    """partial[s] = [Σ w ⊗ g, Σ g ∘ x, Σ g] over the rows of span s, for the gradient g. Without tokens, dx, too."""
     index = tl.program_id(0)
-    _, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
+    mesh, first, last = span_rows(index, ptr, rows_size, meshes, span, ONE_MESH)
     n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
     v = tl.arange(0, BLOCK_V)
     total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     scaled = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)  # reduced after the loop: reductions synchronize
     plain = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    if not TOKENS:
+        place = coefficients + mesh.to(tl.int64) * (2 * c_size) + c
+        gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         g = _load_rows(grad + row64 * c_size, v, c, last - row, c_size)
         if TOKENS:
             w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size)
             total = product(transposed(split(w, PRECISION)), split(g, PRECISION), total, PRECISION)
+        else:
+            _store_rows(x_grad + row64 * c_size, g.to(tl.float32) * gain, v, c, last - row, c_size)
         if MODULATED:
             value = _load_rows(x + row64 * c_size, v, c, last - row, c_size)
             scaled += g.to(tl.float32) * value.to(tl.float32)
@@ -212,11 +209,11 @@ def global_tokens_backward_give_back_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_exchange_kernel(
-    state, sums, projection, out, coefficients, grads, coefficient_grads, apart, scale,
-    n_size: tl.constexpr, c_size: tl.constexpr, TOKENS: tl.constexpr, MODULATED: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    state, sums, projection, out, coefficients, grads, apart, scale, n_size: tl.constexpr, c_size: tl.constexpr,
+    MODULATED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of A y, Q, K, V and z, which are the planes of `grads`, and those of γ and β."""
+    """The gradients of A y, Q, K, V and z, which are the planes of `grads`. The part of u in ∂L/∂γ joins the sums."""
     mesh = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
@@ -225,37 +222,34 @@ def global_tokens_backward_exchange_kernel(
     grads += mesh * (n_size * c_size)
     u_grad = _load_rows(sums, n, c, n_size, c_size)
     if MODULATED:
-        gain_grad = tl.load(sums + n_size * c_size + c, mask=c < c_size, other=0.0)
-        if TOKENS:
-            u = _load_rows(state + 5 * apart, n, c, n_size, c_size)
-            gain_grad += tl.sum(u.to(tl.float32) * u_grad, axis=0)
-        shift_grad = tl.load(sums + (n_size + 1) * c_size + c, mask=c < c_size, other=0.0)
-        tl.store(coefficient_grads + mesh * (2 * c_size) + c, gain_grad, mask=c < c_size)
-        tl.store(coefficient_grads + mesh * (2 * c_size) + c_size + c, shift_grad, mask=c < c_size)
-        u_grad *= 1.0 + tl.load(coefficients + mesh * (2 * c_size) + c, mask=c < c_size, other=0.0)[None, :]
-    if TOKENS:
-        _store_rows(grads, u_grad, n, c, n_size, c_size)
-        tl.debug_barrier()
-        y_grad = _times(grads, out, n, c, c_size, 1, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
-        q = _load_rows(state + apart, n, c, n_size, c_size)
-        k = _load_rows(state + 2 * apart, n, c, n_size, c_size)
-        v = _load_rows(state + 3 * apart, n, c, n_size, c_size)
-        p = _attention(q, k, n_size, scale, PRECISION, BLOCK_N)
-        dy = split(y_grad.to(q.dtype), PRECISION)
-        v_grad = product(transposed(split(p.to(q.dtype), PRECISION)), dy, None, PRECISION)
-        p_grad = product(dy, transposed(split(v, PRECISION)), None, PRECISION)
-        scores_grad = (p * (p_grad - tl.sum(p * p_grad, axis=1)[:, None]) * scale).to(q.dtype)
-        ds = split(scores_grad, PRECISION)
-        _store_rows(grads + apart, product(ds, split(k, PRECISION), None, PRECISION), n, c, n_size, c_size)
-        k_grad = product(transposed(ds), split(q, PRECISION), None, PRECISION)
-        _store_rows(grads + 2 * apart, k_grad, n, c, n_size, c_size)
-        _store_rows(grads + 3 * apart, v_grad, n, c, n_size, c_size)
-        tl.debug_barrier()
-        z_grad = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-        for i in tl.static_range(3):
-            left, right = grads + (1 + i) * apart, projection + i * c_size * c_size
-            z_grad += _times(left, right, n, c, c_size, 1, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
-        _store_rows(grads + 4 * apart, z_grad, n, c, n_size, c_size)
+        u = _load_rows(state + 5 * apart, n, c, n_size, c_size)
+        place = sums + n_size * c_size + c
+        gain_grad = tl.load(place, mask=c < c_size, other=0.0) + tl.sum(u.to(tl.float32) * u_grad, axis=0)
+        tl.store(place, gain_grad, mask=c < c_size)
+        gain = 1.0 + tl.load(coefficients + mesh * (2 * c_size) + c, mask=c < c_size, other=0.0).to(tl.float32)
+        u_grad *= gain[None, :]
+    _store_rows(grads, u_grad, n, c, n_size, c_size)
+    tl.debug_barrier()
+    y_grad = _times(grads, out, n, c, c_size, 1, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
+    q = _load_rows(state + apart, n, c, n_size, c_size)
+    k = _load_rows(state + 2 * apart, n, c, n_size, c_size)
+    v = _load_rows(state + 3 * apart, n, c, n_size, c_size)
+    p = _attention(q, k, n_size, scale, PRECISION, BLOCK_N)
+    dy = split(y_grad.to(q.dtype), PRECISION)
+    v_grad = product(transposed(split(p.to(q.dtype), PRECISION)), dy, None, PRECISION)
+    p_grad = product(dy, transposed(split(v, PRECISION)), None, PRECISION)
+    scores_grad = (p * (p_grad - tl.sum(p * p_grad, axis=1)[:, None]) * scale).to(q.dtype)
+    ds = split(scores_grad, PRECISION)
+    _store_rows(grads + apart, product(ds, split(k, PRECISION), None, PRECISION), n, c, n_size, c_size)
+    k_grad = product(transposed(ds), split(q, PRECISION), None, PRECISION)
+    _store_rows(grads + 2 * apart, k_grad, n, c, n_size, c_size)
+    _store_rows(grads + 3 * apart, v_grad, n, c, n_size, c_size)
+    tl.debug_barrier()
+    z_grad = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    for i in tl.static_range(3):
+        left, right = grads + (1 + i) * apart, projection + i * c_size * c_size
+        z_grad += _times(left, right, n, c, c_size, 1, n_size, c_size, PRECISION, BLOCK_N, BLOCK_K, BLOCK_C)
+    _store_rows(grads + 4 * apart, z_grad, n, c, n_size, c_size)
 
 
 @launched
@@ -263,7 +257,7 @@ def global_tokens_backward_exchange_kernel(
 def global_tokens_backward_gather_kernel(
     grad, x, mass, weights, share, state, grads, areas, coefficients, ptr, x_grad, partial, apart,
     rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr,
-    TOKENS: tl.constexpr, MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx at the rows of span s, and partial[s] = [dS, ds] over these rows."""
@@ -274,57 +268,54 @@ def global_tokens_backward_gather_kernel(
     c = tl.arange(0, BLOCK_C)
     v = tl.arange(0, BLOCK_V)
     if MODULATED:
-        gain = 1.0 + tl.load(coefficients + mesh * (2 * c_size) + c, mask=c < c_size, other=0.0)[None, :]
-    if TOKENS:
-        before = mesh * (n_size * c_size)
-        z = _load_rows(state + before, n, c, n_size, c_size)
-        z_grad = _load_rows(grads + 4 * apart + before, n, c, n_size, c_size)
-        along = tl.sum(z.to(tl.float32) * z_grad.to(tl.float32), axis=1)[None, :]
-        u = transposed(split(_load_rows(state + 5 * apart + before, n, c, n_size, c_size), PRECISION))
-        shares = split(_load_rows(share, n, c, n_size, c_size).to(x.dtype.element_ty), PRECISION)
-        dz = split(z_grad, PRECISION)
-        area = tl.load(areas + mesh * (n_size * c_size + n_size) + n_size * c_size + n, mask=n < n_size, other=1.0)
-        area = tl.where(area > 0.0, area, 1.0)[None, :]
-        total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
-        bias_total = tl.zeros((BLOCK_N,), tl.float32)
+        place = coefficients + mesh * (2 * c_size) + c
+        gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
+    before = mesh * (n_size * c_size)
+    z = _load_rows(state + before, n, c, n_size, c_size)
+    z_grad = _load_rows(grads + 4 * apart + before, n, c, n_size, c_size)
+    along = tl.sum(z.to(tl.float32) * z_grad.to(tl.float32), axis=1)[None, :]
+    u = transposed(split(_load_rows(state + 5 * apart + before, n, c, n_size, c_size), PRECISION))
+    shares = split(_load_rows(share, n, c, n_size, c_size).to(x.dtype.element_ty), PRECISION)
+    dz = split(z_grad, PRECISION)
+    area = tl.load(areas + mesh * (n_size * c_size + n_size) + n_size * c_size + n, mask=n < n_size, other=1.0)
+    area = tl.where(area > 0.0, area, 1.0)[None, :]
+    total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
+    bias_total = tl.zeros((BLOCK_N,), tl.float32)
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         g = _load_rows(grad + row64 * c_size, v, c, last - row, c_size).to(tl.float32)
         if MODULATED:
             g *= gain
-        if TOKENS:
-            value = split(_load_rows(x + row64 * c_size, v, c, last - row, c_size), PRECISION)
-            w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size).to(tl.float32)
-            m = tl.load(mass + row + v, mask=row + v < last, other=0.0).to(tl.float32)
-            part = m[:, None] / area  # of a row in each token
-            w_grad = (product(value, transposed(dz), None, PRECISION) - along) * part
-            w_grad = product(split(g.to(x.dtype.element_ty), PRECISION), u, w_grad, PRECISION)
-            logits_grad = (w * (w_grad - tl.sum(w * w_grad, axis=1)[:, None])).to(x.dtype.element_ty)
-            dl = split(logits_grad, PRECISION)
-            total = product(transposed(dl), value, total, PRECISION)
-            bias_total += tl.sum(logits_grad.to(tl.float32), axis=0)
-            share_of_row = w * part
-            largest = tl.max(share_of_row)  # see the forward
-            largest = tl.where(largest > 0.0, largest, 1.0)
-            operand = split((share_of_row / largest).to(x.dtype.element_ty), PRECISION)
-            g += product(operand, dz, None, PRECISION) * largest
-            g = product(dl, shares, g, PRECISION)
+        value = split(_load_rows(x + row64 * c_size, v, c, last - row, c_size), PRECISION)
+        w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size).to(tl.float32)
+        m = tl.load(mass + row + v, mask=row + v < last, other=0.0).to(tl.float32)
+        part = m[:, None] / area  # of a row in each token
+        w_grad = (product(value, transposed(dz), None, PRECISION) - along) * part
+        w_grad = product(split(g.to(x.dtype.element_ty), PRECISION), u, w_grad, PRECISION)
+        logits_grad = (w * (w_grad - tl.sum(w * w_grad, axis=1)[:, None])).to(x.dtype.element_ty)
+        dl = split(logits_grad, PRECISION)
+        total = product(transposed(dl), value, total, PRECISION)
+        bias_total += tl.sum(logits_grad.to(tl.float32), axis=0)
+        share_of_row = w * part
+        largest = tl.max(share_of_row)  # see the forward
+        largest = tl.where(largest > 0.0, largest, 1.0)
+        operand = split((share_of_row / largest).to(x.dtype.element_ty), PRECISION)
+        g += product(operand, dz, None, PRECISION) * largest
+        g = product(dl, shares, g, PRECISION)
         _store_rows(x_grad + row64 * c_size, g, v, c, last - row, c_size)
-    if TOKENS:
-        place = partial + index.to(tl.int64) * (n_size * c_size + n_size)
-        _store_rows(place, total, n, c, n_size, c_size)
-        tl.store(place + n_size * c_size + n, bias_total, mask=n < n_size)
+    place = partial + index.to(tl.int64) * (n_size * c_size + n_size)
+    _store_rows(place, total, n, c, n_size, c_size)
+    tl.store(place + n_size * c_size + n, bias_total, mask=n < n_size)
 
 
 class Results(NamedTuple):
-    """What the backward reads: the weights (V, N), and for each mesh the sums over its rows, the state
-    (PLANES, B, N, C), and the coefficients γ and β (B, 2C).
+    """What the backward reads of tokens: the weights (V, N), and for each mesh the sums over its rows, and the state
+    (PLANES, B, N, C).
     """
 
     weights: Tensor
     sums: Tensor
     state: Tensor
-    coefficients: Tensor
 
 
 # Tiles of at most 32 rows and tokens: their products stay in registers, which Hopper's asynchronous units don't read.
@@ -340,94 +331,99 @@ def fits(x: Tensor, tokens: int) -> bool:
 
 
 class _Launch(NamedTuple):
-    """How the kernels are launched: spans, the rows of a span, the sizes, and constants of three kinds of kernels."""
+    """How the kernels are launched: spans, the sizes of rows, meshes and a span, and constants of groups of kernels."""
 
     spans: int
     sizes: tuple[int, int, int]
-    channels: tuple[int, int]
     all: dict[str, Any]
-    layers: dict[str, bool]
+    modulated: dict[str, bool]
     rows: dict[str, Any]
     step: dict[str, int]
 
 
-def _launch(x: Tensor, ptr: Tensor, p: Parameters) -> _Launch:
-    (rows, c), meshes, n = x.shape, ptr.shape[0] - 1, p.tokens
+def _launch(x: Tensor, ptr: Tensor, n: int, coefficients: Tensor | None) -> _Launch:
+    (rows, c), meshes = x.shape, ptr.shape[0] - 1
     small, warps = interpreted(x), 4 if c <= 128 and x.dtype != torch.float32 else 8
     block_v = 16 if small else 32
     span = choose_span(rows, block_v, processors(x))
+    tiles = {"BLOCK_N": tile(n, MAX_TOKENS), "BLOCK_C": tile(c, MAX_CHANNELS)}
     return _Launch(
         spans=span_count(rows, meshes, span),
         sizes=(rows, meshes, span),
-        channels=(n, c),
-        all={
-            "PRECISION": dot_precision(x),
-            "BLOCK_N": tile(n, MAX_TOKENS),
-            "BLOCK_C": tile(c, MAX_CHANNELS),
-            "num_warps": warps,
-        },
-        layers={"TOKENS": n > 0, "MODULATED": p.modulation is not None},
+        all={"n_size": n, "c_size": c, "PRECISION": dot_precision(x), **tiles, "num_warps": warps},
+        modulated={"MODULATED": coefficients is not None},
         rows={"ONE_MESH": meshes == 1, "BLOCK_V": block_v},
         step={"BLOCK_K": 16 if small else 64 if c <= 128 else 32},
     )
 
 
-def forward(x: Tensor, mass: Tensor, ptr: Tensor, conditions: Tensor | None, p: Parameters) -> tuple[Tensor, Results]:
-    """x (V, C) contiguous, mass (V,), ptr (B+1,), conditions (B, P) contiguous → (V, C), and more for the backward"""
-    spans, sizes, (n, c), every, layers, rows, step = _launch(x, ptr, p)
+def forward(
+    x: Tensor, mass: Tensor, ptr: Tensor, coefficients: Tensor | None, p: Parameters | None
+) -> tuple[Tensor, Results | None]:
+    """x (V, C), mass (V,), ptr (B+1,), coefficients (B, 2C), all contiguous → (V, C), and more for the backward"""
+    n, c = tokens_in(p), x.shape[1]
+    spans, sizes, every, modulated, rows, step = _launch(x, ptr, n, coefficients)
     meshes, span = sizes[1:]
-    weights, state = x.new_empty(x.shape[0], n), x.new_empty(PLANES, meshes, n, c)
-    partial = x.new_empty(1, spans, n * (c + 1), dtype=torch.float32)
-    if partial.numel():
-        global_tokens_forward_gather_kernel[(spans,)](
-            x, mass, p.share, p.share_bias, ptr, weights, partial, *sizes, n, c, **rows, **every
-        )
-    sums = sum_spans(partial, ptr, span)[0]
-    coefficients = x.new_empty(meshes, 2 * c if layers["MODULATED"] else 0, dtype=torch.float32)
-    out = torch.empty_like(x)
+    out, results = torch.empty_like(x), None
+    if p is not None:
+        weights, state = x.new_empty(x.shape[0], n), x.new_empty(PLANES, meshes, n, c)
+        partial = x.new_empty(1, spans, n * (c + 1), dtype=torch.float32)
+        if partial.numel():
+            global_tokens_forward_gather_kernel[(spans,)](
+                x, mass, p.share, p.share_bias, ptr, weights, partial, *sizes, **rows, **every
+            )
+        results = Results(weights, sum_spans(partial, ptr, span)[0], state)
+        if state.numel():
+            global_tokens_forward_exchange_kernel[(meshes,)](
+                state, results.sums, p.projection, p.projection_bias, p.out, state[0].numel(), c**-0.5, **step, **every
+            )
     if out.numel():
-        matrices = [x if m is None else m for m in (p.projection, p.projection_bias, p.out)]
-        modulation = [x if m is None else m for m in (conditions, p.modulation, p.modulation_bias)]
-        global_tokens_forward_exchange_kernel[(meshes,)](
-            state, sums, *matrices, *modulation, coefficients, state[0].numel(), c**-0.5,
-            n, c, 0 if conditions is None else conditions.shape[1], **layers, **step, **every,
-        )  # fmt: skip
+        weights, returned = (x, x) if results is None else (results.weights, results.state[5])
+        scales = x if coefficients is None else coefficients
         global_tokens_forward_give_back_kernel[(spans,)](
-            x, weights, state[5], coefficients, ptr, out, *sizes, n, c, **layers, **rows, **every
+            x, weights, returned, scales, ptr, out, *sizes, TOKENS=n > 0, **modulated, **rows, **every
         )
-    return out, Results(weights, sums, state, coefficients)
+    return out, results
 
 
 def backward(
-    grad: Tensor, x: Tensor, mass: Tensor, ptr: Tensor, p: Parameters, r: Results
-) -> tuple[Tensor, Tensor, list[Any]]:
-    """The gradients of x, of γ and β (B, 2C), and of the `Parameters`; None for a missing one and for the modulation.
+    grad: Tensor,
+    x: Tensor,
+    mass: Tensor,
+    ptr: Tensor,
+    coefficients: Tensor | None,
+    p: Parameters | None,
+    results: Results | None,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The gradients of x, of the coefficients γ and β (B, 2C), and of the `Parameters`.
 
     grad: of the output, (V, C) contiguous and in the dtype of x. All gradients but the first are float32.
     """
-    spans, sizes, (n, c), every, layers, rows, step = _launch(x, ptr, p)
+    n, c = tokens_in(p), x.shape[1]
+    spans, sizes, every, modulated, rows, step = _launch(x, ptr, n, coefficients)
     meshes, span = sizes[1:]
-    kinds = layers | rows | every
-    partial = x.new_empty(1, spans, (n + 2) * c, dtype=torch.float32)
+    scales, weights = x if coefficients is None else coefficients, x if results is None else results.weights
+    x_grad, partial = torch.empty_like(x), x.new_empty(1, spans, (n + 2) * c, dtype=torch.float32)
     if partial.numel():
-        global_tokens_backward_give_back_kernel[(spans,)](grad, x, r.weights, ptr, partial, *sizes, n, c, **kinds)
-    sums, grads = sum_spans(partial, ptr, span)[0], torch.empty_like(r.state[1:])
-    coefficient_grads, x_grad = torch.empty_like(r.coefficients), torch.empty_like(x)
-    share, projection, out = (x if m is None else m for m in (p.share, p.projection, p.out))
+        global_tokens_backward_give_back_kernel[(spans,)](
+            grad, x, weights, scales, ptr, x_grad, partial, *sizes, TOKENS=n > 0, **modulated, **rows, **every
+        )
+    sums = sum_spans(partial, ptr, span)[0]
+    of_coefficients = sums.view(meshes, -1)[:, n * c :]
+    if p is None or results is None:
+        return x_grad, of_coefficients, []
+    r, grads = results, torch.empty_like(results.state[1:])
     apart = r.state[0].numel()
     if meshes and c:
         global_tokens_backward_exchange_kernel[(meshes,)](
-            r.state, sums, projection, out, r.coefficients, grads, coefficient_grads, apart, c**-0.5,
-            n, c, **layers, **step, **every,
-        )  # fmt: skip
+            r.state, sums, p.projection, p.out, scales, grads, apart, c**-0.5, **modulated, **step, **every
+        )
     of_rows = x.new_empty(1, spans, n * (c + 1), dtype=torch.float32)
     if x.numel():
         global_tokens_backward_gather_kernel[(spans,)](
-            grad, x, mass, r.weights, share, r.state, grads, r.sums, r.coefficients, ptr, x_grad, of_rows, apart,
-            *sizes, n, c, **kinds,
+            grad, x, mass, r.weights, p.share, r.state, grads, r.sums, scales, ptr, x_grad, of_rows, apart,
+            *sizes, **modulated, **rows, **every,
         )  # fmt: skip
-    if not layers["TOKENS"]:
-        return x_grad, coefficient_grads, [None] * 7
     # Q, K and V are layers on z, and A is one on y. Their gradients come one after another, then those of the biases.
     (z, y), (u, *of_z) = (r.state[i].view(-1, c) for i in (0, 4)), (g.view(-1, c) for g in grads[:4])
     unsummed = weight_gradients([z], [z, z, y], [*of_z, u], leave_sum=True).unsummed
@@ -435,4 +431,4 @@ def backward(
     of_share = sum_spans(of_rows, None, span, unsummed=unsummed).view(-1).split_with_sizes([n * c, n])
     of_projection, of_out, bias, _ = unsummed.total.split_with_sizes([3 * c * c, c * c, 3 * c, c])
     of_tokens = [of_share[0].view(n, c), of_share[1], of_projection.view(3 * c, c), bias, of_out.view(c, c)]
-    return x_grad, coefficient_grads, [*of_tokens, None, None]
+    return x_grad, of_coefficients, of_tokens

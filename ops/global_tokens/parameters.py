@@ -1,4 +1,4 @@
-"""The parameters of tokens and of the modulation by conditions. Shapes are those of `ops.global_tokens.op`."""
+"""The parameters of tokens. Shapes are those of `ops.global_tokens.op`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,19 @@ from torch import Tensor
 
 
 class Parameters(NamedTuple):
-    """The parameters of both layers. Those of a missing layer are None.
+    """The parameters of the tokens of a block.
 
     share, share_bias: S (N, C) and s (N,)
     projection, projection_bias: (3C, C) and (3C,), of Q, K and V one after the other
     out: A (C, C)
-    modulation, modulation_bias: W (2C, P) and b (2C,)
     """
 
-    share: Tensor | None = None
-    share_bias: Tensor | None = None
-    projection: Tensor | None = None
-    projection_bias: Tensor | None = None
-    out: Tensor | None = None
-    modulation: Tensor | None = None
-    modulation_bias: Tensor | None = None
+    share: Tensor
+    share_bias: Tensor
+    projection: Tensor
+    projection_bias: Tensor
+    out: Tensor
 
-    @property
-    def tokens(self) -> int:
-        return 0 if self.share is None else self.share.shape[0]
+
+def tokens_in(parameters: Parameters | None) -> int:
+    return 0 if parameters is None else parameters.share.shape[0]

@@ -20,6 +20,7 @@ from shapes import ellipsoid
 from diffnet import __main__ as program
 from diffnet.benchmarks import Options
 from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.loops.conditioned_step import conditioned_step
 from diffnet.benchmarks.loops.pair_step import pair_step
 from diffnet.benchmarks.tasks import classification, correspondence, scaling
 from diffnet.benchmarks.tasks.classification import COPIED, write_classes
@@ -43,6 +44,17 @@ def test_peers_of_a_step_have_the_same_loss() -> None:
         losses.append([float(run().detach()) for _ in range(3)])  # type: ignore[arg-type]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3)
     np.testing.assert_allclose(losses[2], losses[0], rtol=1e-2)
+
+
+def test_conditions_change_a_step_once_they_are_learned() -> None:
+    (case,) = conditioned_step(Options(torch.device("cpu"), vertices=(60,), widths=(8,), k=6, dtypes=("fp32",)))
+    losses = []
+    for name in ("neither", "conditions"):
+        torch.manual_seed(0)
+        run = case.peers[name]
+        losses.append([float(run().detach()) for _ in range(3)])  # type: ignore[arg-type]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][2] != losses[1][2]
 
 
 def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

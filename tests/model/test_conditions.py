@@ -14,7 +14,7 @@ from kernel_accuracy import relative
 from refusals import refused
 from torch import Tensor, nn
 
-from diffnet import DiffusionNet, GlobalTokens, Modulation, Operators, collate, precompute
+from diffnet import DiffusionNet, GlobalTokens, Operators, collate, precompute
 from diffnet.modulation import modulated_after_tokens
 
 BOTH: dict[str, Any] = {"condition_channels": 2, "global_tokens": 3}
@@ -47,16 +47,17 @@ def test_new_layers_change_nothing(packed: Operators, options: dict[str, Any]) -
     if "global_tokens" in options:  # they draw random numbers
         plain.load_state_dict({name: model.state_dict()[name] for name in plain.state_dict()})
     x, _, conditions = arguments(packed)
-    found, block = model(x, packed, conditions), model.blocks[0]
+    found = model(x, packed, conditions)
     assert torch.equal(found, plain(x, packed))
     found.square().sum().backward()
-    learns = [block.modulation.weight, block.modulation.bias, *([block.tokens.out] if block.tokens else [])]
+    assert [block.tokens is not None for block in model.blocks] == [False, "global_tokens" in options]
+    learns = [model.modulation.weight, model.modulation.bias, *(b.tokens.out for b in model.blocks if b.tokens)]
     assert all(bool((p.grad != 0).any()) for p in learns)
 
 
 def test_definitions(packed: Operators) -> None:
     model = randomized(**BOTH)
-    tokens, modulation = model.blocks[0].tokens, model.blocks[0].modulation
+    tokens, modulation = model.blocks[1].tokens, model.modulation
     x, conditions = torch.randn(packed.num_vertices, 8), torch.randn(2, 2)
     expected, scaled = [], []
     for rows, operators, c in zip(packed.unpack(x), packed.split(), conditions, strict=True):
@@ -64,10 +65,11 @@ def test_definitions(packed: Operators) -> None:
         z = torch.stack([(m * w[:, n : n + 1] * rows).sum(0) / (m * w[:, n : n + 1]).sum() for n in range(3)])
         q, k, v = tokens.query_key_value(z).split(8, 1)
         expected.append(rows + w @ (torch.softmax(q @ k.T / 8**0.5, 1) @ v @ tokens.out.T))
-        gamma, beta = (modulation.weight @ c + modulation.bias).split(8)
+        gamma, beta = (modulation.weight[1] @ c + modulation.bias[1]).split(8)
         scaled.append((1 + gamma) * rows + beta)
     torch.testing.assert_close(tokens(x, packed), torch.cat(expected), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(modulation(x, conditions, packed), torch.cat(scaled), rtol=1e-5, atol=1e-5)
+    found = modulated_after_tokens(x, packed, None, modulation(conditions, packed)[1], "torch")
+    torch.testing.assert_close(found, torch.cat(scaled), rtol=1e-5, atol=1e-5)
 
 
 def test_tokens_reach_other_components_and_no_other_mesh(packed: Operators) -> None:
@@ -98,35 +100,33 @@ def test_kernels_and_batches_agree(packed: Operators, device: str) -> None:
         assert all(relative(a.cpu(), b) < 1e-4 for a, b in zip(results(other, batches), expected, strict=True))
 
 
-SIZES = [(8, 3, 2), (24, 5, 0), (20, 0, 3), (40, 17, 1), (8, 40, 0)]  # channels, tokens and conditions
+SIZES = [(8, 3, True), (24, 5, False), (20, 0, True), (40, 17, True), (8, 40, False)]  # channels, tokens, modulation
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float16, 4e-3)])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_both_layers_are_one_node(
-    packed: Operators, sizes: tuple[int, int, int], dtype: torch.dtype, bound: float, device: str
+    packed: Operators, sizes: tuple[int, int, bool], dtype: torch.dtype, bound: float, device: str
 ) -> None:
     """Of few tokens. Outputs and all gradients are those of float64, also with a mesh that has no area."""
-    channels, count, conditions = sizes
+    channels, count, modulates = sizes
     mass = packed.mass.clone()
     mass[packed.lengths[0] :] = 0
 
     def results(backend: Any, dtype: torch.dtype, device: str) -> list[Tensor]:
         torch.manual_seed(2)
         tokens = GlobalTokens(channels, count, backend) if count else None
-        modulation = Modulation(channels, conditions, backend) if conditions else None
-        layers = nn.ModuleList([layer for layer in (tokens, modulation) if layer is not None])
+        layers = nn.ModuleList([tokens] if count else [])
         for parameter in layers.parameters():
             nn.init.normal_(parameter, std=0.3)
         layers.to(device, dtype)
-        x, c = (
-            torch.randn(size).to(device, dtype).requires_grad_() for size in ((len(mass), channels), (2, conditions))
-        )
+        sizes = (len(mass), channels), (2, 2 * channels)
+        x, coefficients = (torch.randn(size).to(device, dtype).requires_grad_() for size in sizes)
         operators = replace(packed, mass=mass).to(device, dtype=torch.promote_types(dtype, torch.float32))
-        out = modulated_after_tokens(x, operators, tokens, modulation, c if conditions else None)
+        out = modulated_after_tokens(x, operators, tokens, coefficients if modulates else None, backend)
         assert (type(out.grad_fn).__name__ == "_NodeBackward") == (backend == "triton" and count <= 32)
-        leaves = [x, *([c] if conditions else []), *layers.parameters()]
+        leaves = [x, *([coefficients] if modulates else []), *layers.parameters()]
         return [out, *torch.autograd.grad(out, leaves, torch.randn(out.shape).to(out))]
 
     expected = results("torch", torch.float64, "cpu")

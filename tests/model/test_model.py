@@ -454,16 +454,16 @@ class TanhMLP(nn.Module):
         return self.layers(torch.cat(list(inputs), -1)) + residual
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_features": False}, {"global_tokens": 2, "condition_channels": 1}])
+@pytest.mark.parametrize("options", [{}, {"gradient_features": False}, {"global_tokens": 2}])
 def test_stages_of_a_block(packed: Operators, options: dict[str, Any]) -> None:
     """With the MLP, they give the output."""
     torch.manual_seed(0)
     block, x = DiffusionNetBlock(4, dropout=0.0, **options), torch.randn(packed.num_vertices, 4)
-    conditions = torch.ones(len(packed), 1) if options.get("condition_channels") else None
-    diffused, features, output = block.stages(x, packed, conditions)
+    modulation = torch.zeros(len(packed), 8) if "global_tokens" in options else None
+    diffused, features, output = block.stages(x, packed, modulation)
     assert (features is None) == (options.get("gradient_features") is False)
-    torch.testing.assert_close(output, block(x, packed, conditions))
-    parts = [x, diffused] if features is None else [x, diffused, features]  # new tokens and conditions change nothing
+    torch.testing.assert_close(output, block(x, packed, modulation))
+    parts = [x, diffused] if features is None else [x, diffused, features]  # new tokens and zeros change nothing
     torch.testing.assert_close(block.mlp(parts, residual=x), output, rtol=1e-4, atol=1e-4)
 
 

@@ -708,6 +708,19 @@ def test_a_run_of_partial_shapes_starts_from_all_layers_of_another() -> None:
         torch.testing.assert_close(second.state_dict()[name], weight)
 
 
+def test_partial_shapes_that_start_from_a_network_for_whole_ones_keep_their_size(tmp_path: Path) -> None:
+    data, whole = write_partial_set(tmp_path / "data"), tmp_path / "whole.safetensors"
+    network = DiffusionNet(3, 4, width=8, blocks=2)
+    network.save(whole, task="correspondence", features="xyz", k=8, map_k=8, normalize="area", label_names=list("abcd"))
+    output(
+        *("train", "correspondence", "--data", data, "--out", tmp_path / "run", "--partial", "--variants", 1),
+        *("--epochs", 1, "--from", whole, "--device", "cpu", "--jobs", 1),
+    )
+    options = results_of(tmp_path / "run")["options"]
+    assert (options["normalize"], options["features"], options["width"]) == ("none", "xyz", 8)
+    assert options["units"] == pytest.approx(max(np.sqrt(body(seed).area) for seed in range(4)), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

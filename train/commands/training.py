@@ -175,7 +175,10 @@ def _run(call: Call, ranks: Ranks) -> None:
     before = _run_to_resume(task.name, out) if resume else None
     path = None if resume or start is None else network_path(start)
     network = None if path is None or not ranks.is_first else load_any_network(path)
-    of_network = ranks.shared(lambda: {} if path is None or network is None else _options_of_network(path, network))
+    is_partial = bool(arguments.get("partial"))
+    of_network = ranks.shared(
+        lambda: {} if path is None or network is None else _options_of_network(path, network, is_partial)
+    )
     call = _complete(call, None if before is None else before["options"], of_network, ranks.place.world_size)
     names = {field.name for field in fields(TrainOptions)}
     options = TrainOptions(task=task.name, **{name: value for name, value in call.arguments.items() if name in names})
@@ -259,11 +262,14 @@ def _run_to_resume(task: TaskName, out: Path) -> Checkpoint:
     return checkpoint
 
 
-def _options_of_network(path: Path, network: DiffusionNet) -> dict[str, Any]:
-    """The options of a run that belong to the network that it starts from. path: its file"""
+def _options_of_network(path: Path, network: DiffusionNet, partial: bool) -> dict[str, Any]:
+    """The options of a run that belong to the network that it starts from. path: its file; partial: see --partial"""
     of_input, of_network = described_input(path, network).options, network.architecture
     options = {field.name: getattr(of_input, field.name) for field in fields(Preprocessing)}
-    options |= {"units": of_input.units} if of_input.normalize == "none" else {}
+    if of_input.normalize == "none":
+        options["units"] = of_input.units
+    elif partial:  # an area says nothing of the size of a part
+        del options["normalize"]
     options |= {field.name: of_network[field.name] for field in fields(Architecture)}
     return options | ({"channels": network.out_channels} if "channels" in TASK_OPTIONS[of_input.task].sets else {})
 

@@ -31,6 +31,7 @@ _PARTIAL: dict[str, Any] = {
     "cut": 0.7,
     "width": 256,
     "batch_meshes": 4,
+    "precision": "auto",
 }
 # What the help says of shared options. A default of None is decided by the training set.
 _CHANGES: dict[str, dict[str, Any]] = {
