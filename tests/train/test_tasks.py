@@ -79,8 +79,8 @@ from diffnet.train.options.task_options import TaskOptions
 
 @dataclass(frozen=True)
 class HeightOptions(SharedOptions):
-    tolerance: float = option(0.0, None, "Errors up to this don't count.", least=0)
-    remarks: tuple[str, ...] = option((), None, "What to remember.", flag="--remark")
+    tolerance: float = option(0.0, "Errors up to this don't count.", least=0)
+    remarks: tuple[str, ...] = option((), "What to remember.", flag="--remark")
 
 
 OPTIONS = TaskOptions(

@@ -23,7 +23,8 @@ from diffnet.pretrained import network_path
 from diffnet.train.commands.options import RunOptions, described_input, parameters, with_parameters
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, recipe as options_of_recipe
-from diffnet.train.options.shared import PANELS, TaskName
+from diffnet.train.options.panels import PANELS
+from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import RecipeName, SetOptions
 from diffnet.train.place import place
 
