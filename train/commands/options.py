@@ -6,7 +6,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -146,6 +146,13 @@ def options_of_many_files() -> list[inspect.Parameter]:
     return parameters(RunOptions, ("device", "cache", "resume", "jobs"), panel=None, changes=changes)
 
 
+def _declared(own: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a command, whose default may be an `option`."""
+    if isinstance(own.default, Field):
+        return _parameter(own.name, own.annotation, own.default.default, **own.default.metadata)
+    return own.replace(kind=own.KEYWORD_ONLY)
+
+
 def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) -> inspect.Parameter:
     least, below, most = (entries[bound] for bound in ("least", "below", "most"))
     flag, check = entries.get("flag", f"--{name.replace('_', '-')}"), entries.get("check")
@@ -176,6 +183,8 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give more parameters to a command, which gets them and `context` as `**options`.
 
+    Defaults of its own parameters may be declared with `option`.
+
     Errors begin with flags: "--lr should be above 0" instead of "learning_rate should be above 0". The messages of
     `TrainOptions` begin with the name of the option.
     """
@@ -191,8 +200,7 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
 
         first = inspect.signature(command, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        every = [p.replace(kind=p.KEYWORD_ONLY) for p in first if p.kind is not p.VAR_KEYWORD]
-        every = [p for p in every if p.name != "context"] + [*more, context]
+        every = [_declared(p) for p in first if p.kind is not p.VAR_KEYWORD and p.name != "context"] + [*more, context]
         extended.__doc__, extended.__name__ = command.__doc__, command.__name__
         extended.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         extended.__annotations__ = {p.name: p.annotation for p in every}
