@@ -108,9 +108,8 @@ def picture(
     >>> picture(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), scalars=[0.0, 0.5, 1.0], size=(90, 60), legend=False)
     Picture(90 × 60 pixels)
     """
-    shapes = make_shapes(
-        mesh, labels=labels, scalars=scalars, colors=colors, vectors=vectors, frames=frames, at=at, titles=titles
-    )
+    values = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
+    shapes = make_shapes(mesh, at, titles, **values)
     for shape in shapes:
         if len(shape.fields) > 1:
             names = ", ".join(field.name for field in shape.fields)
