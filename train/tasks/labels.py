@@ -44,6 +44,7 @@ TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
+    "accuracy": accuracy,
     "balanced-accuracy": balanced_accuracy,
     "mean-iou": mean_iou,
     "dice": mean_dice,
@@ -101,7 +102,6 @@ def mean_cross_entropy(
 class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
-    score_name = "accuracy"
     report_files = ("confusion.png", "ranking.png")
 
     def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
@@ -155,23 +155,22 @@ class LabelTask(MeshTask):
         """The classes (N,) int64 of the result of `predict`."""
         return predictions
 
-    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-        return confusion_matrix(self.classes_of(predictions), targets, channels)
-
     @abstractmethod
     def logits_of(self, predictions: Tensor) -> Tensor | None:
         """Logits (N, C) that rank the elements, from the result of `to_score`, or None if it has classes alone."""
 
-    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def new_tally(self, channels: int, device: torch.device, options: TrainOptions) -> Tensor:
+        """A confusion matrix (C, C) int64, or rankings."""
+        if options.score in RANKED:
+            return new_ranking(channels, device)
+        return torch.zeros(channels, channels, dtype=torch.int64, device=device)
+
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
         if options.score not in RANKED:
-            return super().tallying(options)
-
-        def tally(predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-            logits = self.logits_of(predictions)
-            assert logits is not None  # `to_score` keeps them for these scores
-            return ranking_tally(logits, targets)
-
-        return new_ranking, tally
+            return confusion_matrix(self.classes_of(predictions), targets, channels)
+        logits = self.logits_of(predictions)
+        assert logits is not None  # `to_score` keeps them for these scores
+        return ranking_tally(logits, targets)
 
     def _read(self, scored: Scored) -> dict[str, Any]:
         """The confusion matrix (C, C) of each mesh and of all, and the rankings, in one pass over all meshes."""
@@ -181,7 +180,7 @@ class LabelTask(MeshTask):
         each, odds, truths = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
         for labels, predicted in zip(scored.truths(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels).reshape(-1)
-            each.append(self.tally(predicted, truth, classes).numpy())
+            each.append(confusion_matrix(self.classes_of(predicted), truth, classes).numpy())
             if (logits := self.logits_of(predicted)) is not None:
                 odds.append(log_odds(logits).numpy().astype(np.float32))
                 truths.append(truth.numpy())
@@ -275,17 +274,11 @@ class LabelTask(MeshTask):
             title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 
-    def new_tally(self, channels: int, device: torch.device) -> Tensor:
-        """A confusion matrix (C, C) int64."""
-        return torch.zeros(channels, channels, dtype=torch.int64, device=device)
+    def score(self, tally: Tensor, options: TrainOptions) -> float:
+        return LABEL_SCORES[options.score](tally)
 
-    def score(self, tally: Tensor) -> float:
-        return accuracy(tally)
-
-    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
-        if options.score == "accuracy":
-            return super().scoring(options)
-        return options.score.replace("-", "_"), LABEL_SCORES[options.score]
+    def score_name(self, options: TrainOptions) -> str:
+        return options.score.replace("-", "_")
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The scores of each class as a table, and those of all classes as a line."""
