@@ -101,7 +101,7 @@ def _match_two(
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.report.transfer import pair_colors, pair_heading
+        from diffnet.train.report.transfer import pair_colors
         from diffnet.train.tasks.task import write_views
 
     if out.is_dir():
@@ -135,8 +135,7 @@ def _match_two(
     matches, names = matched.matches, (mesh_stem(b), mesh_stem(a))
     meshes = [matched.b, matched.a]
     colors = pair_colors(matched.b, matched.a, matches)
-    heading = pair_heading(*names)
-    write_views(meshes, fields=colors, kind="colors", heading=heading, titles=names, **views)
+    write_views(meshes, fields=colors, kind="colors", heading=" to ".join(names), titles=names, **views)
     partners = len(set(matches.tolist()) - {-1})
     text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
     console.print(text, soft_wrap=True)

@@ -20,7 +20,7 @@ from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
-from diffnet.train.report.transfer import pair_colors, pair_heading
+from diffnet.train.report.transfer import pair_colors
 from diffnet.viz import page
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import make_surface
@@ -93,7 +93,7 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
         notes = f"mean error ×100 {100 * np.nanmean(scores.errors):.2f}"
         notes += ", left and right exchanged" if scores.flipped else ""
         errors = _at_vertices(data, number, scores.errors)
-    heading = pair_heading(first.name, second.name)
+    heading = f"{first.name} to {second.name}"
     path = f"pairs/{number:03d}.html"
     meshes, titles = [first.mesh, second.mesh], (first.name, second.name)
     colors = pair_colors(first.mesh, second.mesh, matches, errors)

@@ -17,16 +17,7 @@ from diffnet.data.places import columns_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
-from diffnet.train.report.report import (
-    Prediction,
-    charts_html,
-    figure_html,
-    mesh_table_html,
-    meshes_html,
-    small_figure,
-    table_html,
-    write_page,
-)
+from diffnet.train.report.report import Prediction
 from diffnet.viz.fields import PLAIN_COLOR
 from diffnet.viz.palette import label_colors, make_scale
 from diffnet.viz.pictures import short_names
@@ -68,12 +59,12 @@ def write_values_report(
         return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
     parts = [
-        table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
-        charts_html(zip(charts, captions, captions, strict=True)),
-        mesh_table_html(meshes),
-        meshes_html(rows, section, at),
+        report.table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
+        report.charts_html(zip(charts, captions, captions, strict=True)),
+        report.mesh_table_html(meshes),
+        report.meshes_html(rows, section, at),
     ]
-    write_page(path, title, summary, parts)
+    report.write_page(path, title, summary, parts)
 
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
@@ -105,7 +96,7 @@ def _field(
     for kind, values in values_of.items():
         scale = error_scale if kind == "Error" else value_scale
         png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
+        figures += report.figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
     ends = [(value_scale.low, error_scale.low), (value_scale.high, error_scale.high)]
     low, high = (f"<small>{number(value)}<br>error {number(of_error)}</small>" for value, of_error in ends)
     stops = ",".join(f"rgb({red},{green},{blue})" for red, green, blue in error_scale.table[::17])
@@ -119,7 +110,7 @@ def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
     prediction, truth = row.prediction[0], row.truth[0]
     texts = [f"{name} {number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
     true = ", ".join(number(value) for value in truth[:PICTURED_COLUMNS])
-    return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
+    return report.small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
 
 
 def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], names: Sequence[str]) -> bytes:
