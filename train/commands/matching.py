@@ -38,19 +38,14 @@ if TYPE_CHECKING:
 COLUMNS = ("first", "second")  # of the report
 
 
-@with_parameters(
-    *parameters(TrainOptions, ["zoomout"]),
-    *options_of_many_files(),
-)
+@with_parameters(*parameters(TrainOptions, ["zoomout"]), *options_of_many_files())
 def match(
     checkpoint: CheckpointOption,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A "
-            "folder for --pairs."
-        ),
-    ],
+    out: Path = option(
+        ...,
+        "File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A folder for "
+        "--pairs.",
+    ),
     a: Annotated[Path | None, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")] = None,
     b: Annotated[Path | None, typer.Argument(metavar="B", help="Another mesh, with any number of vertices.")] = None,
     pairs: Path | None = option(

@@ -41,24 +41,19 @@ if TYPE_CHECKING:
     from diffnet.train.tasks.task import NetworkInput, Predicted, Task
 
 
-@with_parameters(
-    *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
-    *options_of_many_files(),
-)
+@with_parameters(*parameters(SetOptions, ("files",), changes={"files": PATTERN}), *options_of_many_files())
 def predict(
     meshes: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
     ],
     checkpoint: CheckpointOption,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
-            ".csv, .json (not at edges), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
-            ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
-            "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
-        ),
-    ],
+    out: Path = option(
+        ...,
+        "File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, .csv, .json "
+        "(not at edges), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, .npy or .csv. "
+        "For several meshes or a folder, --out is a folder, and files keep their paths below the folder that all "
+        "meshes have in common. Outputs for whole meshes are one table (.csv).",
+    ),
     form: str | None = option(
         None,
         "Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers at "
@@ -350,14 +345,12 @@ _NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "z
     *parameters(RunOptions, ("device", "cache", "jobs", "skip_unusable"), panel=None),
 )
 def evaluate(
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the "
-            "name of the built-in set of the network's task: bodies or shapes."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
+    data: str = option(
+        ...,
+        "Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the name of "
+        "the built-in set of the network's task: bodies or shapes.",
+    ),
+    out: Path = option(..., "Folder for results.json, predictions.html and a chart."),
     checkpoint: Annotated[Path | None, checkpoint_option()] = None,
     score: FurtherScore | None = option(
         None,
@@ -473,8 +466,8 @@ def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[s
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))
 def robustness(
     checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
-    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or bodies.")],
-    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    data: str = option(..., "The data set of the run: its folder, or bodies."),
+    out: Path = option(..., "Folder for results.json."),
     **options: Any,
 ) -> None:
     """Measure how many predicted labels stay the same when the test meshes change.
