@@ -219,7 +219,9 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         table.add_row("Euler characteristic", str(diagnosis.euler))
         table.add_row("area", f"{diagnosis.area:.6g}")
     if diagnosis.coincident_vertices:
-        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {_joined(diagnosis.joined_by_default)}")
+        count, never = diagnosis.joined_by_default, "not joined by default; --join always joins them"
+        joined = f"{count} of them joined by default" if count else never
+        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {joined}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
@@ -238,7 +240,3 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
             console.print(f"  {fault}")
     else:
         console.print("no faults found")
-
-
-def _joined(count: int) -> str:
-    return f"{count} of them joined by default" if count else "not joined by default; --join always joins them"

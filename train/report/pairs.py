@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.errors import THRESHOLDS
@@ -92,7 +91,10 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
         scores = pairs.errors[number]
         notes = f"mean error ×100 {100 * np.nanmean(scores.errors):.2f}"
         notes += ", left and right exchanged" if scores.flipped else ""
-        errors = _at_vertices(data, number, scores.errors)
+        truth = data.truth(first, second)
+        assert truth is not None
+        errors = np.full(len(first.mesh.verts), np.nan)  # where the truth is not known
+        errors[truth.vertices] = scores.errors
     heading = f"{first.name} to {second.name}"
     path = f"pairs/{number:03d}.html"
     meshes, titles = [first.mesh, second.mesh], (first.name, second.name)
@@ -107,16 +109,6 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     figures = "".join(figure_html(_picture(m, c), f"{name}: {text}", text, name) for m, c, text, name in pictures)
     link = f'<a href="{path}">{html.escape(heading)}</a>'
     return f'<article><h3>{link} <small>{notes}</small></h3><div class="pictures">{figures}</div></article>'
-
-
-def _at_vertices(data: MeshPairs, number: int, errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The errors (V,) at the vertices of the first mesh, NaN where the truth is not known."""
-    first, second = (data.test[i] for i in data.test_pairs[number])
-    truth = data.truth(first, second)
-    assert truth is not None
-    values = np.full(len(first.mesh.verts), np.nan)
-    values[truth.vertices] = errors
-    return values
 
 
 def _picture(mesh: Mesh, colors: NDArray[np.uint8]) -> bytes:

@@ -71,7 +71,7 @@ def write_report(
     colors = label_colors(len(scores.iou))
     table = (
         (
-            f"{_swatch(colors[c])}{html.escape(label_names[c])}",
+            f'<i style="background:rgb({",".join(map(str, colors[c]))})"></i>{html.escape(label_names[c])}',
             f"{scores.elements[c]:,}",
             percent(scores.accuracy[c]),
             percent(scores.iou[c]),
@@ -154,10 +154,6 @@ def small_figure(row: Prediction, color: NDArray[np.uint8], caption: str, note: 
     png = png_bytes(paint(draw(surface, "vertices", SMALL_SIZE), colors))
     name = html.escape(row.name)
     return f"<article>{figure_html(png, f'{row.name}: {caption}', caption, note)}<small>{name}</small></article>"
-
-
-def _swatch(color: NDArray[np.uint8]) -> str:
-    return f'<i style="background:rgb({color[0]},{color[1]},{color[2]})"></i>'
 
 
 def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:

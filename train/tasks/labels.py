@@ -18,7 +18,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, write_atomically
-from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
+from diffnet.ops import cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
     SCORE_NAMES,
@@ -83,20 +83,10 @@ def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     if options.label_smoothing > 0:
         entropy = label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, backend, weights=weights)
     else:
-        entropy = mean_cross_entropy(logits, labels, backend, weights)
+        # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
+        losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
+        entropy = losses.sum() / total_weight(labels, UNLABELED, weights)
     return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
-
-
-def mean_cross_entropy(
-    logits: Tensor, labels: Tensor, backend: Backend = "auto", weights: Tensor | None = None
-) -> Tensor:
-    """The mean cross-entropy () over labeled elements, each with the weight of its class. 0 if there are none.
-
-    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled. weights: (C,) float32, or None for equal ones.
-    """
-    # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-    losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
-    return losses.sum() / total_weight(labels, UNLABELED, weights)
 
 
 class LabelTask(MeshTask):
