@@ -67,10 +67,13 @@ class SetOptions(Checked):
     jobs: int | None = None
     without: dict[str, str] = field(default_factory=dict)
 
+    def named(self, *names: str) -> dict[str, Any]:
+        """Some of the options by name."""
+        return {name: getattr(self, name) for name in names}
+
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        names = "conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs", "without"
-        return {name: getattr(self, name) for name in names}
+        return self.named("conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs", "without")
 
 
 @dataclass(frozen=True)

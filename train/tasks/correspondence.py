@@ -112,19 +112,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
-        pairs = load_pairs(
-            data[0] if len(data) == 1 else list(data),
-            how.pairs,
-            base=how.base,
-            registered=how.registered,
-            seed=how.seed,
-            group_by=how.group_by,
-            cache_dir=how.cache,
-            needs_train=how.needs_train,
-            partial_shapes=options.partial,
-            fold=how.fold,
-            without=how.without,
-        )
+        folders = data[0] if len(data) == 1 else list(data)
+        where = how.named("base", "registered", "seed", "group_by", "needs_train", "fold", "without")
+        pairs = load_pairs(folders, how.pairs, cache_dir=how.cache, partial_shapes=options.partial, **where)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method], partial=options.partial)
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
