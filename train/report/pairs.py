@@ -22,7 +22,7 @@ from diffnet.train.report.report import Chart, charts_html, figure_html, write_p
 from diffnet.train.report.transfer import pair_colors
 from diffnet.viz import page
 from diffnet.viz.render import draw, paint, png_bytes
-from diffnet.viz.surface import make_surface
+from diffnet.viz.surface import surface_of
 
 SHOWN_PAIRS = 8
 
@@ -112,4 +112,4 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
 
 
 def _picture(mesh: Mesh, colors: NDArray[np.uint8]) -> bytes:
-    return png_bytes(paint(draw(make_surface(mesh.verts, mesh.faces), "vertices", report.PICTURE_SIZE), colors))
+    return png_bytes(paint(draw(surface_of(mesh), "vertices", report.PICTURE_SIZE), colors))

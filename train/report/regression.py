@@ -22,7 +22,7 @@ from diffnet.viz.fields import PLAIN_COLOR
 from diffnet.viz.palette import label_colors, make_scale
 from diffnet.viz.pictures import short_names
 from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
-from diffnet.viz.surface import make_surface
+from diffnet.viz.surface import surface_of
 
 PICTURED_COLUMNS = 3  # with pictures of each mesh
 MAX_COLUMNS = 12  # in the chart
@@ -69,13 +69,13 @@ def write_values_report(
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
     body, means = "", []
-    both = (columns_at(values, names, len(row.verts), at) for values in (row.prediction, row.truth))
+    both = (columns_at(values, names, len(row.mesh.verts), at) for values in (row.prediction, row.truth))
     for (place, columns, predictions), (*_, truths) in zip(*both, strict=True):
         fields = list(zip(columns, predictions.T, truths.T, strict=True))[:PICTURED_COLUMNS]
         if place == "meshes":
             means += [f"{name} {number(value[0])} (truth {number(truth[0])})" for name, value, truth in fields]
             continue
-        drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
+        drawing = draw(surface_of(row.mesh), place, report.PICTURE_SIZE)
         for field in fields:
             pictures, mean = _field(drawing, row.name, *field)
             body += pictures

@@ -411,7 +411,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             item, values = scored.meshes[i], self.reported_values(scored.predictions[i]).numpy()
             values = changed_rows(values, len(item.mesh.verts), scored.labels_at, partial(on_triangles, item.mesh))
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
-            yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
+            yield Prediction(item.name, item.mesh, values, truth)
 
     @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
