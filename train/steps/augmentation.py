@@ -17,7 +17,7 @@ from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.store.transfer import aligned
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import NO_SIDES
-from diffnet.train.tasks.classes import mirrored_on
+from diffnet.train.tasks.classes import numbers_on
 
 T = TypeVar("T")
 
@@ -98,7 +98,7 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device, labels
         times = hks_times(device=device)
     classes = None
     if options.mirror_labels not in (None, NO_SIDES):
-        classes = mirrored_on(device, options.mirror_labels)
+        classes = numbers_on(device, options.mirror_labels, torch.int64)
     return Changes(options, labels_at, rotations, mirror, factors, times, classes)
 
 

@@ -36,7 +36,7 @@ from diffnet.train.metrics import (
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, LabelScore
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
-from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, with_class_options
+from diffnet.train.tasks.classes import check_sides, class_counts, numbers_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
@@ -73,7 +73,7 @@ def score_cells(scores: Iterable[float]) -> list[str]:
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
     loss, backend = options.label_loss, options.backend
-    weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
+    weights = None if options.class_weights is None else numbers_on(logits.device, options.class_weights)
     if loss == "focal":
         return focal_loss(logits, labels, ignored=UNLABELED, backend=backend, weights=weights)
     if loss == "generalized-dice":
@@ -132,7 +132,7 @@ class LabelTask(MeshTask):
             counted = labels != UNLABELED
             if options.class_weights is None:
                 return counted.sum()
-            return torch.where(counted, row_weights(weights_on(labels.device, options.class_weights), labels), 0).sum()
+            return torch.where(counted, row_weights(numbers_on(labels.device, options.class_weights), labels), 0).sum()
 
         return weight
 

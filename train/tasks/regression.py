@@ -48,7 +48,7 @@ from diffnet.train.options.regression import Loss
 from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.classes import weights_on
+from diffnet.train.tasks.classes import numbers_on
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -232,7 +232,7 @@ class Regression(MeshTask):
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
         if options.target_weights is not None:
-            errors = errors * weights_on(errors.device, options.target_weights)
+            errors = errors * numbers_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
