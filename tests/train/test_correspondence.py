@@ -232,9 +232,10 @@ def test_losses_are_those_of_the_papers() -> None:
     assert float(TASK.loss(maps[:, :1], truth, options)) == pytest.approx(
         float((maps[:, 0] - truth).square().sum() / 2)
     )
-    tally = TASK.tally(maps[:, 0], truth, 3)
-    assert TASK.score(tally) == pytest.approx(1 - float((maps[:, 0] - truth).square().sum() / truth.square().sum()))
-    assert np.isnan(TASK.score(TASK.tally(maps[:, 0], truth * torch.nan, 3)))
+    tally, unknown = (TASK.tally(maps[:, 0], each, 3, options) for each in (truth, truth * torch.nan))
+    r2 = 1 - float((maps[:, 0] - truth).square().sum() / truth.square().sum())
+    assert TASK.score(tally, options) == pytest.approx(r2)
+    assert np.isnan(TASK.score(unknown, options))
 
 
 def test_scaled_features() -> None:

@@ -32,8 +32,7 @@ SHOWN_TIMES = (0.01, 0.1, 1.0)  # of the HKS, those of `hks_times(3)`
 def view(
     mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")],
     checkpoint: Annotated[
-        Path | None,
-        checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes."),
+        Path | None, checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
