@@ -36,6 +36,14 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
     "rms": nn.RMSNorm,
 }
 
+# The names that the original implementation gives arguments of blocks and networks.
+OTHER_NAMES = {
+    "mlp_hidden_dims": "mlp_hidden",
+    "with_gradient_features": "gradient_features",
+    "with_gradient_rotations": "gradient_rotation",
+    "diffusion_method": 'diffusion="spectral" or diffusion="implicit"',
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDetails(Checked):
@@ -102,13 +110,7 @@ class DiffusionNetBlock(nn.Module):
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
     """
 
-    @refuses(
-        C_width="channels",
-        mlp_hidden_dims="mlp_hidden",
-        with_gradient_features="gradient_features",
-        with_gradient_rotations="gradient_rotation",
-        diffusion_method='diffusion="spectral" or diffusion="implicit"',
-    )
+    @refuses(C_width="channels", **OTHER_NAMES)
     @takes(BlockOptions)
     def __init__(self, options: BlockOptions) -> None:
         super().__init__()

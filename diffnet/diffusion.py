@@ -20,7 +20,24 @@ from diffnet.options import InitialTimes
 MIN_TIME, MAX_TIME = 1e-4, 1.0
 
 
-class LearnedTimeDiffusion(nn.Module):
+class LearnedTimes(nn.Module):
+    """Base class of diffusion with a learned time for each of C channels."""
+
+    def __init__(self, channels: int, backend: Backend, initial_times: InitialTimes) -> None:
+        super().__init__()
+        check_count("channels", channels, 1)
+        self.backend: Backend = backend
+        self.time = nn.Parameter(starting_times(channels, initial_times))
+
+    def learned_time(self) -> Tensor:
+        """Return the times (C,) with which the layer diffuses: a copy, in which negative times are 0."""
+        return self.time.clamp(min=0)
+
+    def extra_repr(self) -> str:
+        return str(self.time.numel())
+
+
+class LearnedTimeDiffusion(LearnedTimes):
     """Heat diffusion of each channel for its own learned time, in the eigenbasis.
 
     Source: Sharp et al. 2022, "Learned Diffusion", spectral acceleration.
@@ -36,14 +53,7 @@ class LearnedTimeDiffusion(nn.Module):
 
     @refuses(C_inout="channels", method='ImplicitDiffusion(channels) for method="implicit_dense"')
     def __init__(self, channels: int, backend: Backend = "auto", initial_times: InitialTimes = "zero") -> None:
-        super().__init__()
-        check_count("channels", channels, 1)
-        self.backend: Backend = backend
-        self.time = nn.Parameter(starting_times(channels, initial_times))
-
-    def learned_time(self) -> Tensor:
-        """Return the times (C,) with which the layer diffuses: a copy, in which negative times are 0."""
-        return self.time.clamp(min=0)
+        super().__init__(channels, backend, initial_times)
 
     def coefficients(self, x: Tensor, operators: Operators) -> Tensor:
         """Diffuse x (V, C) and return its coefficients in the eigenbasis, (B, K, C).
@@ -61,9 +71,6 @@ class LearnedTimeDiffusion(nn.Module):
         o = operators
         diffused = from_spectral(self.coefficients(x, o), o.evecs, o.ptr, o.lengths, self.backend)
         return in_features_dtype(diffused, x)
-
-    def extra_repr(self) -> str:
-        return str(self.time.numel())
 
 
 def starting_times(channels: int, initial_times: InitialTimes) -> Tensor:

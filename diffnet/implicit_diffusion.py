@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from diffnet.diffusion import current_time, starting_times
+from diffnet.diffusion import LearnedTimes, current_time
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, implicit_diffusion
 from diffnet.ops.common.checks import check_count
 from diffnet.options import InitialTimes
 
 
-class ImplicitDiffusion(nn.Module):
+class ImplicitDiffusion(LearnedTimes):
     """One implicit Euler step of heat diffusion, (M + t_c L) u_c = M x_c, for a learned time t_c per channel.
 
     The systems are solved by conjugate gradients. All frequencies take part, so operators with K = 0 are enough. This
@@ -38,19 +38,12 @@ class ImplicitDiffusion(nn.Module):
         backend: Backend = "auto",
         initial_times: InitialTimes = "zero",
     ) -> None:
-        super().__init__()
         if not 0 < tolerance < 1:
             raise ValueError(f"tolerance should be above 0 and below 1, got {tolerance}")
-        check_count("channels", channels, 1)
+        super().__init__(channels, backend, initial_times)
         check_count("max_iterations", max_iterations, 1)
         check_count("check_every", check_every, 0)
-        self.time = nn.Parameter(starting_times(channels, initial_times))
-        self.backend: Backend = backend
         self.tolerance, self.max_iterations, self.check_every = tolerance, max_iterations, check_every
-
-    def learned_time(self) -> Tensor:
-        """Return the times (C,), see `LearnedTimeDiffusion.learned_time`."""
-        return self.time.clamp(min=0)
 
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C) → (V, C)"""
@@ -66,6 +59,3 @@ class ImplicitDiffusion(nn.Module):
             check_every=self.check_every,
             backend=self.backend,
         )
-
-    def extra_repr(self) -> str:
-        return str(self.time.numel())

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from diffnet.arguments import check_conditions, check_features, in_features_dtype, is_plain, refuses_fields
-from diffnet.block import BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
+from diffnet.block import OTHER_NAMES, BlockDetails, BlockOptions, DiffusionNetBlock, GradientMode
 from diffnet.checkpoints.files import Activation, log_softmax
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import check_operators
@@ -71,8 +71,7 @@ class NetworkOptions(BlockDetails, Architecture):
         default=0,
         kw_only=True,
         metadata=about(
-            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.",
-            least=0,
+            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.", least=0
         ),
     )
     last_activation: Activation | None = field(
@@ -134,16 +133,7 @@ class DiffusionNet(nn.Module):
     dropout: float
     recompute_activations: bool = False
 
-    @refuses(
-        C_in="in_channels",
-        C_out="out_channels",
-        C_width="width",
-        N_block="blocks",
-        mlp_hidden_dims="mlp_hidden",
-        with_gradient_features="gradient_features",
-        with_gradient_rotations="gradient_rotation",
-        diffusion_method='diffusion="spectral" or diffusion="implicit"',
-    )
+    @refuses(C_in="in_channels", C_out="out_channels", C_width="width", N_block="blocks", **OTHER_NAMES)
     @takes(NetworkOptions)
     def __init__(self, options: NetworkOptions) -> None:
         super().__init__()

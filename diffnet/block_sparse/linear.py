@@ -17,7 +17,10 @@ class BlockSparseModule(PatternModule):
         pattern.blocks.prepare()
         self.pattern = pattern
         self.backend: Backend = backend
-        self.weight = nn.Parameter(_initial_weight(pattern))
+        # Like `nn.Linear`: uniform within ±1/√fan-in, with the fan-in of each block row.
+        fan_in = pattern.blocks.row_lengths.clamp(min=1) * pattern.block
+        bound = fan_in.float().rsqrt()[pattern.blocks.row_indices]
+        self.weight = nn.Parameter((2 * torch.rand(pattern.values_shape) - 1) * bound[:, None, None])
         self.bias = nn.Parameter(torch.zeros(pattern.rows)) if bias else None
 
 
@@ -86,10 +89,3 @@ class BlockSparseLinear(BlockSparseModule):
     def extra_repr(self) -> str:
         pattern = self.pattern
         return f"{pattern.columns}, {pattern.rows}, block={pattern.block}, blocks={pattern.blocks.nnz}"
-
-
-def _initial_weight(pattern: BlockPattern) -> Tensor:
-    """Draw weights like `nn.Linear`: uniform within ±1/√fan-in, with the fan-in of each block row."""
-    fan_in = pattern.blocks.row_lengths.clamp(min=1) * pattern.block
-    bound = fan_in.float().rsqrt()[pattern.blocks.row_indices]
-    return (2 * torch.rand(pattern.values_shape) - 1) * bound[:, None, None]

@@ -27,6 +27,7 @@ EXTRACTOR = "feature_extractor"
 # The first layers of networks of other programs.
 FIRSTS: dict[str, Kind] = {"first_lin.weight": "original", "first_linear.weight": "unsupervised correspondence"}
 
+FilePath: TypeAlias = str | os.PathLike[str]
 Activation: TypeAlias = Callable[[Tensor], Tensor]  # a function that a network ends in
 
 
@@ -106,7 +107,7 @@ def larger_module(content: Any, state: str) -> str | None:
     )
 
 
-def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> Any:
+def read_checkpoint_file(path: FilePath, device: torch.device | str = "cpu") -> Any:
     """Read what `torch.save` wrote: tensors and plain values, never code (`weights_only`).
 
     Raises CheckpointError for any other file. A file never expands: one that claims to hold more than its own size is
@@ -137,7 +138,7 @@ def read_checkpoint_file(path: str | os.PathLike[str], device: torch.device | st
         raise CheckpointError(f"{path}: not a checkpoint, or a damaged one ({reason})") from e
 
 
-def check_named_tensors(path: str | os.PathLike[str], weights: Any, *, in_memory: bool = False) -> dict[str, Tensor]:
+def check_named_tensors(path: FilePath, weights: Any, *, in_memory: bool = False) -> dict[str, Tensor]:
     """Return a state dict whose tensors are dense, real and finite, and no larger than the file, if there is one.
 
     Raises CheckpointError for anything else. Nothing is allocated before the sizes are known to be real: a tensor can
@@ -163,7 +164,7 @@ def check_named_tensors(path: str | os.PathLike[str], weights: Any, *, in_memory
     return weights
 
 
-def check_format(path: str | os.PathLike[str], number: Any, current: int, version: Any) -> None:
+def check_format(path: FilePath, number: Any, current: int, version: Any) -> None:
     """Raises CheckpointError, which names newer versions, unless a file has the known format or an older one."""
     if type(number) is int and number > current:
         written_by = f"diffnet {version!s:.20}".strip()
@@ -196,9 +197,7 @@ def difference(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
     return None
 
 
-def check_names_and_shapes(
-    path: str | os.PathLike[str], weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
-) -> None:
+def check_names_and_shapes(path: FilePath, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raises CheckpointError unless the names and shapes are those of a network, which may be on the meta device."""
     text = difference(weights, expected)
     if text is not None:

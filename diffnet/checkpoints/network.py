@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from diffnet.checkpoints.files import (
     CheckpointError,
+    FilePath,
     check_names_and_shapes,
     kind_of,
     larger_module,
@@ -19,23 +19,28 @@ from diffnet.checkpoints.files import (
     shown,
 )
 from diffnet.checkpoints.safetensors_file import is_safetensors, read_network_file
-from diffnet.checkpoints.training import network_in_checkpoint
+from diffnet.checkpoints.training import VECTOR_BLOCKS, network_in_checkpoint
 
 M = TypeVar("M", bound=nn.Module)
 SIZES = ("in_channels", "out_channels", "width", "blocks")
+# The arguments that follow from the data of a run, so its options don't have them.
+VISIBLE_ONLY = ("in_channels", "out_channels", "vectors", "pair_attention", "condition_channels")
 ABOVE_0 = "above 0"  # the value of an option of which weights show only this
 
 
-def read_network(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+def read_network(path: FilePath) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Read weights, arguments of `DiffusionNet` and metadata. Raises CheckpointError if a file doesn't hold them."""
     if is_safetensors(path):
         return read_network_file(path)
-    return network_in_checkpoint(path, read_checkpoint_file(path))
+    weights, architecture, metadata = network_in_checkpoint(path, read_checkpoint_file(path))
+    visible = visible_options(weights)
+    if not {"in_channels", "out_channels"} <= visible.keys():
+        raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
+    architecture |= {name: visible[name] for name in VISIBLE_ONLY if name in visible}
+    return weights, VECTOR_BLOCKS | architecture if visible["vectors"] else architecture, metadata
 
 
-def restore(
-    build: Callable[..., M], path: str | os.PathLike[str], weights: Mapping[str, Tensor], options: Mapping[str, Any]
-) -> M:
+def restore(build: Callable[..., M], path: FilePath, weights: Mapping[str, Tensor], options: Mapping[str, Any]) -> M:
     """Build a network with the options of a file, and give it the weights. Returns it on the CPU, in eval mode.
 
     The sizes in the options are compared with the weights, which are in memory, before anything is built.
@@ -79,9 +84,9 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["width"], options["in_channels"] = shapes["first.weight"]
     if len(shapes.get("last.weight", ())) == 2:
         options["out_channels"] = shapes["last.weight"][0]
-    options["vectors"] = vectors = shapes.get("last.vectors.along_normal.weight", (0,))[0]
+    options["vectors"] = vectors = (*shapes.get("last.vectors.along_normal.weight", ()), 0)[0]
     if vectors:
-        options["out_channels"] = 3 * vectors + shapes.get("last.numbers.weight", (0,))[0]
+        options["out_channels"] = 3 * vectors + (*shapes.get("last.numbers.weight", ()), 0)[0]
     numbers = [int(m[1]) for m in (re.match(r"blocks\.(\d{1,9})\.", name) for name in shapes) if m]
     if numbers:
         options["blocks"] = 1 + max(numbers)
@@ -92,9 +97,10 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
-        options["global_tokens"] = shapes.get(f"blocks.{options['blocks'] // 2}.tokens.share.weight", (0,))[0]
+        middle = f"blocks.{options['blocks'] // 2}"
+        options["global_tokens"] = (*shapes.get(f"{middle}.tokens.share.weight", ()), 0)[0]
         options["pair_attention"] = sum(bool(re.fullmatch(r"pairs\.\d{1,9}\.norm\.weight", name)) for name in shapes)
-        options["condition_channels"] = shapes.get("modulation.weight", (0,))[-1]
+        options["condition_channels"] = (0, *shapes.get("modulation.weight", ()))[-1]
     layers = mlp_layers(shapes)
     if layers and all(len(shapes[f"blocks.0.mlp.{i}.weight"]) == 2 for i in layers):
         options["mlp_hidden"] = [shapes[f"blocks.0.mlp.{i}.weight"][0] for i in layers[:-1]]

@@ -6,24 +6,21 @@ Matching".
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from diffnet.checkpoints.files import FIRSTS, CheckpointError, Kind, check_named_tensors, original_weights
+from diffnet.checkpoints.files import FIRSTS, CheckpointError, FilePath, Kind, check_named_tensors, original_weights
 from diffnet.checkpoints.network import mlp_layers, visible_options
 
 _RENAMED: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
-    (r"^first_lin(ear)?\.", "first."),
-    (r"^last_lin(ear)?\.", "last."),
+    (r"^(first|last)_lin(ear)?\.", r"\1."),
     (r"^block_(\d{1,9})\.", r"blocks.\1."),
     (r"\.diffusion\.diffusion_time$", ".diffusion.time"),
-    (r"\.gradient_features\.A_re\.weight$", ".gradient_features.a_re"),
     (r"\.gradient_features\.A_im\.weight$", ".gradient_features.a_im"),
-    (r"\.gradient_features\.A\.weight$", ".gradient_features.a_re"),
+    (r"\.gradient_features\.A(_re)?\.weight$", ".gradient_features.a_re"),
     # The original numbers linear layers. Here a layer's number also counts the ReLU and the dropout before it.
     (r"miniMLP_(?:mlp_layer|linear)_(\d{1,9})\.", lambda match: f"{3 * int(match[1])}."),
 )
@@ -40,7 +37,7 @@ def our_names(names: list[str]) -> dict[str, str]:
 
 
 def converted_original(
-    path: str | os.PathLike[str], content: Any, *, in_memory: bool = False
+    path: FilePath, content: Any, *, in_memory: bool = False
 ) -> tuple[dict[str, Tensor], dict[str, Any], Kind]:
     """Convert the content of a checkpoint of one of the kinds.
 

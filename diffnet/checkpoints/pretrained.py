@@ -17,7 +17,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from diffnet.checkpoints.files import CheckpointError
+from diffnet.checkpoints.files import CheckpointError, FilePath
 from diffnet.geometry.files import write_atomically
 from diffnet.pretrained import NETWORK_FILE, names_text, network_path
 
@@ -86,7 +86,7 @@ def _card(architecture: Mapping[str, Any], metadata: Mapping[str, Any], paramete
     return "\n".join(lines)
 
 
-def network_file(name: str | os.PathLike[str], revision: str | None) -> Path:
+def network_file(name: FilePath, revision: str | None) -> Path:
     """The file of a network in a folder, of a built-in one, or on the Hugging Face Hub, from which it is downloaded.
 
     Raises CheckpointError if it is not there, ImportError if huggingface_hub is needed and not installed.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from diffnet import __version__
 from diffnet.checkpoints.files import (
     NAMED_ACTIVATIONS,
     CheckpointError,
+    FilePath,
     check_format,
     check_named_tensors,
     with_older_scale,
@@ -37,10 +37,7 @@ FORMAT = 2  # increase when older versions would misread a file
 
 
 def write_network(
-    path: str | os.PathLike[str],
-    weights: Mapping[str, Tensor],
-    architecture: Mapping[str, Any],
-    metadata: Mapping[str, Any],
+    path: FilePath, weights: Mapping[str, Tensor], architecture: Mapping[str, Any], metadata: Mapping[str, Any]
 ) -> None:
     """Write the file of a network. The old file stays until the new one is complete.
 
@@ -84,7 +81,7 @@ def _json(name: str, value: Any) -> str:
         ) from e
 
 
-def is_safetensors(path: str | os.PathLike[str]) -> bool:
+def is_safetensors(path: FilePath) -> bool:
     """Whether a file looks like one in safetensors format: the length of a header, then a JSON object."""
     try:
         if not Path(path).is_file():  # opening a pipe waits for its other end
@@ -95,7 +92,7 @@ def is_safetensors(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+def read_network_file(path: FilePath) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """Read the weights, the arguments of `DiffusionNet` and the metadata from a file of `write_network`.
 
     `last_activation` is a function or None, or a dictionary that names a function that the file does not hold.
@@ -132,7 +129,7 @@ def read_network_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], 
     return check_named_tensors(path, weights), architecture, with_older_scale(number, metadata)
 
 
-def _object(path: str | os.PathLike[str], name: str, text: str | None) -> dict[str, Any]:
+def _object(path: FilePath, name: str, text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text or "")
     except (ValueError, RecursionError) as e:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from diffnet.checkpoints.files import (
     CheckpointError,
+    FilePath,
     check_format,
     check_named_tensors,
     kind_of,
@@ -35,10 +35,8 @@ VECTOR_BLOCKS: dict[str, Any] = {"gradient_rotation": False}  # without it, vect
 REMOVED = ("align", "stretch")  # options that only older versions have
 
 
-def network_in_checkpoint(
-    path: str | os.PathLike[str], checkpoint: Any
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """Return the weights, the arguments of `DiffusionNet` and the metadata in the content of a checkpoint.
+def network_in_checkpoint(path: FilePath, checkpoint: Any) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
+    """Return the weights, the arguments of `DiffusionNet` that a run chooses, and the metadata in a checkpoint.
 
     Raises CheckpointError, which says what to write instead, for the content of other files.
     """
@@ -64,19 +62,7 @@ def network_in_checkpoint(
     weights = check_named_tensors(path, checkpoint["model"])
     options = checkpoint["options"]
     architecture = {name: options[name] for name in ARCHITECTURE if name in options}
-    normal = weights.get("last.vectors.along_normal.weight")  # of a network with vectors
-    first, last = weights.get("first.weight"), weights.get("last.weight", normal)
-    if first is None or last is None or first.ndim != 2 or last.ndim != 2:
-        raise CheckpointError(f"{path}: first.weight and last.weight should be matrices")
-    outputs_at = outputs_at_of(checkpoint["labels_at"])
-    if "modulation.weight" in weights:
-        architecture["condition_channels"] = weights["modulation.weight"].shape[-1]
-    architecture["pair_attention"] = sum(n.startswith("pairs.") and n.endswith(".norm.weight") for n in weights)
-    out_channels = len(last)
-    if normal is not None:
-        architecture |= {"vectors": len(normal), **VECTOR_BLOCKS}
-        out_channels = 3 * len(normal) + len(weights.get("last.numbers.weight", ()))
-    architecture |= {"in_channels": first.shape[1], "out_channels": out_channels, "outputs_at": outputs_at}
+    architecture["outputs_at"] = outputs_at_of(checkpoint["labels_at"])
     return weights, architecture, metadata_of(checkpoint)
 
 

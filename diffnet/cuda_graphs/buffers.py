@@ -16,6 +16,7 @@ from diffnet.geometry import Operators
 Read = Callable[[Operators], Tensor]
 Shape = Callable[[BatchSize], Sequence[int]]
 Rest = float | None | Callable[[Any], float]
+Field = tuple[Read, torch.dtype | None, bool]  # where the values of a buffer come from, see `BatchBuffers.rows`
 MAX_PLANS = 64  # `_Copies` that buffers remember; each size of a batch has one
 
 
@@ -64,18 +65,6 @@ class Batch(NamedTuple):
 
 class NotCounted(Exception):
     """A network reads a field whose size was not counted. The argument is the name of the count in `BatchSize`."""
-
-
-class _Field(NamedTuple):
-    """Where the values of a buffer come from.
-
-    basis: of the operators that are read, see `prepared`; None for the operators of the batch as they are
-    planes: whether the values are (planes, n, …), with a buffer for each plane
-    """
-
-    read: Read
-    basis: torch.dtype | None
-    planes: bool
 
 
 class _Copies(NamedTuple):
@@ -143,7 +132,7 @@ class BatchBuffers:
         self._example: Operators | None = example
         self._filled: dict[str, Tensor] = {}
         self._rows = Rows()
-        self._fields: list[_Field] = []
+        self._fields: list[Field] = []
         # They are small, so they have memory of their own.
         with torch.inference_mode(False):
             self._extents = torch.zeros(2 * size.meshes + 1, dtype=torch.int64, device=arena.device)
@@ -161,11 +150,10 @@ class BatchBuffers:
         return self._rows.add(buffer, rest)
 
     def need(self, count: str) -> int:
-        """The value of this name in `size`. Raises NotCounted if it is not known."""
-        if count not in self.counted:
+        """The value of this name in `size`. Raises NotCounted if it is not known. Meshes and vertices always are."""
+        if count not in ("meshes", "vertices", *self.counted):
             raise NotCounted(count)
-        value: int = getattr(self.size, count)
-        return value
+        return getattr(self.size, count)
 
     def complete(self) -> None:
         """Keep no batch alive from now on. No buffer can be made afterwards."""
@@ -177,7 +165,7 @@ class BatchBuffers:
         read: Read,
         shape: Shape,
         *,
-        needs: str = "",
+        needs: str,
         rest: Rest = 0,
         basis: torch.dtype | None = None,
         planes: bool = False,
@@ -186,16 +174,16 @@ class BatchBuffers:
 
         read: reads the values (n, …), or (planes, n, …), from the operators of a batch
         shape: the shape of the buffer, with at least as many rows
-        needs: the count of `BatchSize` that gives the number of rows, if it is neither vertices nor meshes
+        needs: the count of `BatchSize` that gives the number of rows
         rest: see `Rows`
-        basis, planes: see `_Field`
+        basis: of the operators that are read, see `prepared`; None for the operators of the batch as they are
+        planes: whether the values are (planes, n, …), with a buffer for each plane
 
         Raises NotCounted if `needs` names a count that is not known.
         """
-        if needs:
-            self.need(needs)
+        self.need(needs)
         if name not in self._filled:
-            field = _Field(read, basis, planes)
+            field = read, basis, planes
             values = _values_of([field], self.example)
             tensor = self.arena.take(name, self.size, shape, values[0].dtype)
             self._filled[name] = tensor
@@ -222,7 +210,7 @@ class BatchBuffers:
         self._extents.copy_(torch.tensor(ends + lengths), non_blocking=True)
 
 
-def _values_of(fields: Sequence[_Field], source: Operators) -> list[Tensor]:
+def _values_of(fields: Sequence[Field], source: Operators) -> list[Tensor]:
     """The values of fields for each buffer."""
     by_basis: dict[torch.dtype | None, Operators] = {None: source}
     values: list[Tensor] = []

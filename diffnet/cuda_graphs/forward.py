@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,15 +17,7 @@ from diffnet.cuda_graphs.graphed_class import graphed_class, plain_class
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.module_state import GRAPHS, ModuleState
 from diffnet.cuda_graphs.modules import RowWise
-from diffnet.cuda_graphs.recording import (
-    Replica,
-    check_output,
-    forked_random_numbers,
-    generator_of,
-    preserved,
-    trial,
-    with_gradients,
-)
+from diffnet.cuda_graphs.recording import Replica, check_output, forked_random_numbers, generator_of, preserved, trial
 from diffnet.cuda_graphs.runtime import (
     ROWS,
     Expected,
@@ -170,9 +161,6 @@ class GraphedForward(GraphRuntime):
         other = vars(network)[GRAPHS] = GraphedForward(network, self.settings)
         return other
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphedForward:
-        return GraphedForward(copy.deepcopy(self.network, memo), self.settings)
-
     def __reduce__(self) -> tuple[Any, ...]:
         return GraphedForward, (self.network, self.settings)
 
@@ -190,17 +178,12 @@ class GraphedForward(GraphRuntime):
             return self._eager(*arguments, **options)
         facts = self.facts()
         reason = facts.refused or check_rows(batch, at)
-        if reason is None:
-            kind = self.kind(batch, at, facts)
-            reason = self.refusal(batch, kind)
-            if reason is None:
-                out = self._on_graphs(batch, at, facts.state, kind)
-                if out is not None:
-                    return out
-                reason = self.refusal(batch, kind)
         if reason is not None:
             self.say(reason)
-        return self._eager(*arguments, **options)
+            return self._eager(*arguments, **options)
+        kind = self.kind(batch, at, facts)
+        out = self.attempt(batch, kind, partial(self._on_graphs, batch, at, facts.state, kind))
+        return self._eager(*arguments, **options) if out is None else out
 
     def _batch(self, *arguments: Any, **options: Any) -> Batch | None:
         """The arguments in their order. None if they are others than features, operators and further tensors."""
@@ -219,22 +202,18 @@ class GraphedForward(GraphRuntime):
             kind.visits[size] += 1
             with self.lock:
                 # A second batch of this size would drop smaller graphs. The first one needs their memory.
-                for lane in self.lanes:
-                    if not lane.busy and not size.fits_into(lane.arena.capacity):
-                        lane.clear()
+                for each in self.lanes:
+                    if not each.busy and not size.fits_into(each.arena.capacity):
+                        each.clear()
             compile_before_first_call(self.network, batch.features, batch.operators, *batch.further)
             return None
-
-        def replayed() -> Tensor | None:
-            with self.lock:
-                lane = self._free_lane(batch.features.device)
-                if lane is None:
-                    return None
-                recording = self.graphs(lane, kind, batch, partial(self._record, lane, kind, batch))
-                recording.inputs.load(batch)
-                return self._replay(lane, recording, batch, rows_of(at, batch.operators), state)
-
-        return self.attempt(batch, kind, replayed)
+        with self.lock:
+            lane = self._free_lane(batch.features.device)
+            if lane is None:
+                return None
+            recording = self.graphs(lane, kind, batch, partial(self._record, lane, kind, batch))
+            recording.inputs.load(batch)
+            return self._replay(lane, recording, batch, rows_of(at, batch.operators), state)
 
     def _eager(self, *arguments: Any, **options: Any) -> Any:
         # The caller may record a graph of its own on another stream. Autograd would wait for that of the old nodes.
@@ -273,16 +252,14 @@ class GraphedForward(GraphRuntime):
 
         def backward() -> None:
             # This frees the saved tensors, and other tensors reuse their memory. A second backward pass needs another
-            # forward pass, see `_replay_again`.
+            # forward pass, see `_Replay`.
             grads = torch.autograd.grad(tape[0], sources, output_grad)
             torch._foreach_copy_(targets, grads)
 
         with lane.stream(), saved_as_usual():
             inputs = inputs_of(lane.arena, size, kind, batch).with_leaf(batch.features)
-            # Buffers and remembered fields of the operators outlive the trial, so the graphs' memory can't hold them.
-            inputs.operators.read(kind.fields or [])
             with trial(), forked_random_numbers(lane.device), lane.memory():  # loads kernels
-                example, numbers = self._first_call(inputs, kind)
+                example, numbers = self.first_call(Replica(self.network, copies_buffers=True), inputs, kind)
             output = of_output("output", example)
             replica = Replica(self.network, copies_buffers=False)
             if not numbers:
@@ -308,12 +285,6 @@ class GraphedForward(GraphRuntime):
                 tape.clear()  # the memory is free for other recordings
             return recording
 
-    def _first_call(self, inputs: Inputs, kind: Kind) -> tuple[Tensor, list[int]]:
-        """Run both passes. Returns an output without memory, and the numbers of the inputs that get a gradient."""
-        replica = Replica(self.network, copies_buffers=True)
-        out = self.computed(replica, inputs, kind)
-        return out.detach().to("meta"), with_gradients(out, [inputs.batch.features, *replica.parameters])
-
     def _replay(
         self, lane: Lane[Recording], recording: Recording, batch: Batch, rows: int, state: ModuleState
     ) -> Tensor:
@@ -325,8 +296,7 @@ class GraphedForward(GraphRuntime):
         # output is deleted without one.
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: lease, lambda lease: lease.token):
             joined = self._joined.get(state.tensors, state.parameters, recording.learned)
-            out: Tensor = _replay(recording, state, rows, batch.features, *joined)
-        return out
+            return _replay(recording, state, rows, batch.features, *joined)
 
 
 class _Replay(torch.autograd.Function):
@@ -354,8 +324,10 @@ class _Replay(torch.autograd.Function):
         recording: Recording = ctx.recording
         assert recording.backward is not None
         assert recording.output_grad is not None
-        if ctx.is_spent:
-            _replay_again(recording, ctx.state.module, features.device, ctx.random)
+        if ctx.is_spent:  # the backward graph has overwritten the tensors of the forward graph
+            with preserved(ctx.state.module, features.device):
+                generator_of(features.device).set_state(ctx.random)
+                recording.forward.replay()
         ctx.is_spent = True
         recording.output_grad.fill([grad])
         recording.backward.replay()
@@ -366,13 +338,3 @@ class _Replay(torch.autograd.Function):
 
 
 _replay = applied(_Replay)  # `may_have_graphs` has found that no transform of torch.func runs
-
-
-def _replay_again(recording: Recording, network: nn.Module, device: torch.device, random: Tensor) -> None:
-    """Replay the forward graph once more, with the same random numbers. The backward graph has overwritten its tensors.
-
-    random: the state of the random generator before the first replay
-    """
-    with preserved(network, device):
-        generator_of(device).set_state(random)
-        recording.forward.replay()

@@ -98,10 +98,7 @@ class Lane(Generic[T]):
 
         Raises NotCapturable if CUDA refuses a part of a function.
         """
-        # PyTorch can't return cached memory to the GPU during a recording.
-        self._free_default_memory()
-        if self._pool is None:
-            self._open_pool()
+        self._open_pool()
         try:
             return [self._recorder(function, self._pool) for function in functions]
         except (torch.OutOfMemoryError, NotCapturable):
@@ -123,7 +120,10 @@ class Lane(Generic[T]):
             torch.cuda.empty_cache()
 
     def _open_pool(self) -> None:
-        """PyTorch closes a pool for good when its last graph is gone, so the lane keeps a small graph in it."""
+        """Have a pool. PyTorch closes it for good when its last graph is gone, so the lane keeps a small one in it."""
+        self._free_default_memory()  # which PyTorch can't do during a recording
+        if self._pool is not None:
+            return
         if self.device.type == "cuda":
             self._pool = torch.cuda.graph_pool_handle()
             self._anchor = self._recorder(torch.zeros(1, device=self.device).zero_, self._pool)
@@ -148,25 +148,19 @@ class Lane(Generic[T]):
         except BaseException:
             self._graphs.clear()  # the call may have left tensors
             raise
-        if self._has_other_tensors(before):
+        if live_blocks(self._pool, self.device) <= before:
+            return
+        gc.collect()  # some tensors may wait for the garbage collector
+        if not live_blocks(self._pool, self.device) <= before:
             self._leaks += 1
             self._graphs.clear()  # graphs that are recorded from now on avoid the tensors
 
     @contextmanager
     def reserving(self) -> Iterator[None]:
         """Let the pool of the graphs grow by the memory that the block takes. Call it inside `stream`."""
-        self._free_default_memory()
-        if self._pool is None:
-            self._open_pool()
+        self._open_pool()
         with allocating_in(self._pool, self.device):
             yield
-
-    def _has_other_tensors(self, before: frozenset[int]) -> bool:
-        """Whether the pool holds tensors that it did not hold before."""
-        if live_blocks(self._pool, self.device) <= before:
-            return False
-        gc.collect()  # some may wait for the garbage collector
-        return not live_blocks(self._pool, self.device) <= before
 
     def follow(self) -> None:
         """Let the current stream wait for the stream on which the graphs ran before, such as that of another thread."""

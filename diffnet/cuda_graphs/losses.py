@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from diffnet.ops import cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.common.cuda_graph import NotCapturable
+from diffnet.ops.cross_entropy.op import counted_weight
 
 Loss = Callable[[Tensor, Any], Tensor]
 Function = Callable[..., Tensor]
@@ -119,8 +120,9 @@ def row_loss(loss: Loss, targets: Tensor) -> RowLoss | None:
     if function is cross_entropy:
         return RowLoss(loss, label, "mean", count)
     if "reduction" not in defaults or (not of_numbers and reduction != "none"):
-        is_mean = reduction == "mean" and function not in _DICE
-        return RowLoss(loss, label, "", partial(_total_weight, label=label, weights=weights) if is_mean else None)
+        if reduction != "mean" or function in _DICE:
+            return RowLoss(loss, label)
+        return RowLoss(loss, label, "", lambda targets, rows: counted_weight(targets, label, weights))
     return RowLoss(by_rows, None if of_numbers else label, reduction_of_rows, count)  # of probabilities, or of rows
 
 
@@ -142,11 +144,3 @@ def _call_of(loss: Loss) -> tuple[Function | None, Mapping[str, Any]]:
 def _defaults(function: Function) -> dict[str, Any]:
     """The defaults of the parameters of a function, by their names."""
     return {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
-
-
-def _total_weight(targets: Tensor, rows: Tensor, label: int, weights: Tensor | None) -> Tensor:
-    """The sum () of the class weights of targets that are not the ignored label. None stands for weights of 1."""
-    counted = targets != label
-    if weights is None:
-        return counted.sum()
-    return torch.where(counted, weights.to(targets.device)[torch.where(counted, targets, 0)], 0).sum()

@@ -59,11 +59,8 @@ class CapturedOptimizer:
         self._number = -1
         self._state: list[Any] = []
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer}  # the rest follows from it
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CapturedOptimizer, (self.optimizer,)  # the rest follows from it
 
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

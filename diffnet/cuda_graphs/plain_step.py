@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.losses import Loss, row_loss
 from diffnet.cuda_graphs.optimizers import CapturedOptimizer
-from diffnet.diffusion import LearnedTimeDiffusion, keep_nonnegative
-from diffnet.implicit_diffusion import ImplicitDiffusion
+from diffnet.cuda_graphs.recording import without_cached_casts
+from diffnet.diffusion import LearnedTimes, keep_nonnegative
 from diffnet.weight_average import WeightAverage
 
 Weight = Callable[[Tensor], Tensor]
@@ -161,8 +161,8 @@ class PlainStep:
         sums, parameters, reached = self.sums(), self._summed, self.reached
         self.clear_gradients()
         # A forward pass sets negative times to 0, and a process without a batch has had none.
-        diffusions = [m for m in self.modules.modules() if isinstance(m, (LearnedTimeDiffusion, ImplicitDiffusion))]
-        keep_nonnegative([m.time for m in diffusions if m.training])
+        diffusions = [m for m in self.modules.modules() if isinstance(m, LearnedTimes) and m.training]
+        keep_nonnegative([m.time for m in diffusions])
         count = len(sums) - len(parameters)
         summed, counts = sums[:count], sums[count:]
         means = summed[:-1] / torch.where(summed[-1] > 0, summed[-1], 1)
@@ -231,9 +231,3 @@ def _mean(values: Any, rows: int) -> Tensor:
             f"the loss should return a number or {rows} rows for {rows} rows, got shape {tuple(values.shape)}"
         )
     return values.mean()
-
-
-def without_cached_casts(device: str) -> torch.autocast:
-    """The caller's autocast without its cache of weights. A graph would read a cached cast forever."""
-    enabled = torch.is_autocast_enabled(device)
-    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False)

@@ -60,13 +60,8 @@ class Replica:
         return self._tensors[id(buffer)]
 
     def __call__(self, features: Tensor, operators: Any, *further: Tensor) -> Any:
-        """Call the method `forward` of the network's class, and none of the network's hooks, in the caller's autocast.
-
-        Autocast caches no cast of a weight, because a cached one would not be part of a graph.
-        """
-        device = features.device.type
-        autocast, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-        with torch.autocast(device, dtype, enabled=autocast, cache_enabled=False):
+        """Call `forward` of the network's class, and none of the network's hooks, in the caller's autocast."""
+        with without_cached_casts(features.device.type):
             return type(self.network).forward(self.network, features, operators, *further)
 
     def check_attributes(self) -> None:
@@ -93,6 +88,12 @@ def _identity(value: Any) -> Hashable:
     if isinstance(value, dict):
         return tuple(map(id, value.keys())), tuple(map(id, value.values()))
     return tuple(map(id, value)) if isinstance(value, CONTAINERS) else id(value)
+
+
+def without_cached_casts(device: str) -> torch.autocast:
+    """The caller's autocast without its cache of weights. A graph would read a cached cast forever."""
+    enabled = torch.is_autocast_enabled(device)
+    return torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False)
 
 
 def check_reads_only(out: Tensor, inputs: Sequence[Tensor]) -> None:

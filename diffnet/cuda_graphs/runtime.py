@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 # The count of `BatchSize` that gives the rows of the output.
 ROWS = {"vertices": "vertices", "faces": "faces", "edges": "edges", "global_mean": "meshes", "pairs": "pairs"}
+ELEMENTS = frozenset({"faces", "edges"})
 NOTHING = BatchSize(0, 0)
 MAX_KINDS = 1000
 MAX_EXACT_SIZES = 32  # of batches that have graphs of their own, because no rows may be added
@@ -136,7 +137,9 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: RowLoss | None = None) -> Inputs:
-    """Buffers that hold a batch.
+    """Buffers that hold a batch. Those of the fields that networks of this kind read outlive the first call.
+
+    So this is called outside of `Lane.memory`, where the memory is that of the graphs.
 
     loss: of the targets. It says which ones added rows get, and whether it reads the number of rows.
     """
@@ -155,6 +158,7 @@ def inputs_of(arena: Arena, size: BatchSize, kind: Kind, batch: Batch, loss: Row
     )
     result = Inputs(buffers, inputs)
     result.load(batch)
+    result.operators.read(kind.fields or [])
     return result
 
 
@@ -226,13 +230,16 @@ class GraphRuntime:
         others: further facts on which the graphs depend
         """
         tensors = [(x.dtype, x.shape[1:], x.requires_grad) for x in batch.tensors()]
-        key = facts.number, settings(), at, _kind_of(batch.operators), *tensors, *others
+        o = batch.operators  # a recording depends on all of their properties but the size
+        missing = [getattr(o, name) is None for name, kind in FIELDS.items() if kind.optional]
+        of_operators = o.k, o.mass.dtype, o.evecs.dtype, o.device, *missing
+        key = facts.number, settings(), at, of_operators, *tensors, *others
         if len(self._kinds) > MAX_KINDS:
             self.clear()
             self._kinds.clear()
             self._states.clear()
         if key not in self._kinds:
-            self._kinds[key] = Kind(ROWS[at], frozenset({at} & {"faces", "edges"}), facts.other_rows)
+            self._kinds[key] = Kind(ROWS[at], ELEMENTS & {at}, facts.other_rows)
         return self._kinds[key]
 
     def max_vertices(self, batch: Batch) -> int:
@@ -249,7 +256,7 @@ class GraphRuntime:
             self.clear(above=limit // 2)
         return limit // 2 if self._meets_large else limit
 
-    def refusal(self, batch: Batch, kind: Kind) -> str | None:
+    def _refusal(self, batch: Batch, kind: Kind) -> str | None:
         """Why this batch has no graph. None if it may have one. It counts as a visit."""
         if kind.refused is None and kind.other_rows:
             kind.visits[size_of(batch.operators, kind.counted)] += 0
@@ -264,17 +271,22 @@ class GraphRuntime:
             return kind.refused or f"{self.too_large} vertices don't fit into the memory"
         return kind.refused
 
-    def attempt(self, batch: Batch, kind: Kind, call: Callable[[], T]) -> T | None:
-        """Call a function that may record graphs. None if this fails, and `refusal` says why then."""
-        try:
-            return call()
-        except torch.OutOfMemoryError:
-            self.too_large = batch.operators.num_vertices
-        except NotCapturable as error:
-            kind.refused = str(error)
-        if kind.refused is None:  # no error keeps the tensors of the failed call alive here
-            self.clear()
-        return None
+    def attempt(self, batch: Batch, kind: Kind, call: Callable[[], T | None]) -> T | None:
+        """Call a function that may record graphs. If there are none for this batch, None, and a warning says why."""
+        result, failed, reason = None, False, self._refusal(batch, kind)
+        if reason is None:
+            try:
+                result = call()
+            except torch.OutOfMemoryError:
+                self.too_large, failed = batch.operators.num_vertices, True
+            except NotCapturable as error:
+                kind.refused = str(error)
+            if failed:  # no error keeps the tensors of the call alive here
+                self.clear()
+            reason = self._refusal(batch, kind)
+        if reason is not None:
+            self.say(reason)
+        return result
 
     def graphs(self, lane: Lane[T], kind: Kind, batch: Batch, record: Callable[[BatchSize], T]) -> T:
         """The graphs of this kind and size in a lane. They are recorded if there are none.
@@ -309,6 +321,11 @@ class GraphRuntime:
         """What a graph computes from a batch in buffers: the output of the network, or the loss."""
         raise NotImplementedError
 
+    def first_call(self, replica: Replica, inputs: Inputs, kind: Kind) -> tuple[Tensor, list[int]]:
+        """Run both passes. Returns a result without memory, and the numbers of the inputs that get a gradient."""
+        out = self.computed(replica, inputs, kind)
+        return out.detach().to("meta"), with_gradients(out, [inputs.batch.features, *replica.parameters])
+
     def _fields(self, lane: Lane[Any], kind: Kind, batch: Batch, size: BatchSize) -> Fields:
         """Compile all kernels by a first call on buffers. Returns the fields of the operators that it reads.
 
@@ -318,11 +335,10 @@ class GraphRuntime:
         with lane.stream(), saved_as_usual(), trial(), forked_random_numbers(lane.device):
             inputs = inputs_of(lane.arena, size, kind, batch, self.loss_of(batch)).with_leaf(batch.features)
             replica = Replica(self.modules, copies_buffers=True)
-            leaves = [inputs.batch.features, *replica.parameters]
-            compile_ahead(lambda: self.computed(replica, inputs, kind), leaves)
+            compile_ahead(lambda: self.computed(replica, inputs, kind), [inputs.batch.features, *replica.parameters])
             inputs.load(batch)  # compilation leaves other values
             before = host_random_states()
-            with_gradients(self.computed(replica, inputs, kind), leaves)
+            self.first_call(replica, inputs, kind)
             replica.check_attributes()
             if before != host_random_states():
                 raise NotCapturable("it draws random numbers of Python or NumPy, which a graph would repeat")
@@ -348,7 +364,7 @@ def may_have_graphs(batch: Batch, at: str, recorder: Recorder) -> bool:
         and features.device == operators.device
         and len(features) == operators.num_vertices > 0
         and at in ROWS
-        and not (at in ("faces", "edges") and len(operators.faces) == 0)
+        and not (at in ELEMENTS and len(operators.faces) == 0)
         and not (operators.mass.requires_grad or operators.evals.requires_grad or operators.evecs.requires_grad)
         and not (features.is_cuda and is_recorded())
     )
@@ -373,22 +389,7 @@ def check_rows(batch: Batch, at: str) -> str | None:
 
 def rows_of(outputs_at: str, operators: Operators) -> int:
     """The rows of the output for a batch."""
-    if outputs_at == "vertices":
-        return operators.num_vertices
-    if outputs_at == "pairs":
-        return len(operators) // 2
-    return len(operators) if outputs_at == "global_mean" else len(getattr(operators, outputs_at))
-
-
-def _kind_of(operators: Operators) -> Hashable:
-    """The properties of operators that a recording depends on, except their size."""
-    return (
-        operators.k,
-        operators.mass.dtype,
-        operators.evecs.dtype,
-        *[getattr(operators, name) is None for name, kind in FIELDS.items() if kind.optional],
-        operators.device,
-    )
+    return getattr(size_of(operators, ELEMENTS & {outputs_at}), ROWS[outputs_at])
 
 
 def warn_caller(message: str) -> None:

@@ -127,8 +127,7 @@ def _tensor(
 
     number = buffers.size.vertices - 1 if padding == "last" else padding  # the last vertex is an added one
     rest = None if isinstance(number, str) else number
-    needs = "" if count in ("meshes", "vertices") else count
-    return buffers.rows(name, read, shape, needs=needs, rest=rest, basis=basis, planes=dim == 1)
+    return buffers.rows(name, read, shape, needs=count, rest=rest, basis=basis, planes=dim == 1)
 
 
 def _lengths(static: StaticOperators) -> tuple[int, ...] | None:

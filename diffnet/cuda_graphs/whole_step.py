@@ -15,8 +15,8 @@ from diffnet.cuda_graphs.buffers import Batch
 from diffnet.cuda_graphs.lane import Graph, Lane
 from diffnet.cuda_graphs.losses import RowLoss, is_known, row_loss
 from diffnet.cuda_graphs.module_state import MAX_NEW_STATES, settings
-from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, clear_gradients, without_cached_casts
-from diffnet.cuda_graphs.recording import Replica, check_output, forked_random_numbers, trial, with_gradients
+from diffnet.cuda_graphs.plain_step import PlainStep, StepModules, clear_gradients
+from diffnet.cuda_graphs.recording import Replica, check_output, forked_random_numbers, trial, without_cached_casts
 from diffnet.cuda_graphs.runtime import (
     NOTHING,
     Expected,
@@ -96,21 +96,19 @@ class StepGraphs(GraphRuntime):
         Returns the loss (), which the next call overwrites. None if this step can't have a graph. Nothing has been
         changed then, and a warning has said why if later steps can't have one, either.
         """
-        value, reason = None, facts.refused or check_rows(batch, at)
+        reason = facts.refused or check_rows(batch, at)
         if batch.features.requires_grad:
             reason = "the features need a gradient, which a graph would not compute"
-        if reason is None and batch.operators.num_vertices <= self.max_vertices(batch):
-            self._lane.follow()
-            if self.watches:
-                clear_gradients(facts.state.parameters)
-            kind = self.kind(batch, at, facts, self._options, adds)
-            reason = self.refusal(batch, kind)
-            if reason is None:
-                value = self.attempt(batch, kind, partial(self._trained, batch, kind, adds))
-                reason = self.refusal(batch, kind)
         if reason is not None:
             self.say(reason)
-        return value
+            return None
+        if batch.operators.num_vertices > self.max_vertices(batch):
+            return None
+        self._lane.follow()
+        if self.watches:
+            clear_gradients(facts.state.parameters)
+        kind = self.kind(batch, at, facts, self._options, adds)
+        return self.attempt(batch, kind, partial(self._trained, batch, kind, adds))
 
     def update(self, with_others: bool) -> Tensor | None:
         """Take the step of `PlainStep.update` by a graph. Returns the loss (), which the next call overwrites.
@@ -205,8 +203,6 @@ class StepGraphs(GraphRuntime):
         loss = self.loss_of(batch)
         divisor: Any = loss.divisor
         inputs = inputs_of(arena, size, kind, batch, loss)
-        # Buffers and remembered fields of the operators outlive the step, so the graphs' memory can't hold them.
-        inputs.operators.read(kind.fields or [])
         dtype = step.sums().dtype if adds else torch.float32
         program = _Program(
             inputs,
@@ -256,12 +252,10 @@ class StepGraphs(GraphRuntime):
         The memory of small steps has no room for the tensors of large ones, and it is never returned.
         """
         largest = inputs_of(self._lane.arena, self._lane.arena.capacity, kind, batch, self.loss_of(batch))
-        largest.operators.read(kind.fields or [])
         # If it fails, each size takes its memory when it is recorded.
         failing = suppress(NotCapturable, torch.OutOfMemoryError)
         with failing, forked_random_numbers(self.device), trial(), self._lane.reserving():
-            replica = Replica(self._step.modules, copies_buffers=True)
-            with_gradients(self.computed(replica, largest, kind), replica.parameters)
+            self.first_call(Replica(self._step.modules, copies_buffers=True), largest, kind)
 
 
 def _row_loss(modules: StepModules, batch: Batch) -> RowLoss:

@@ -24,7 +24,7 @@ from diffnet.ops.common.checks import check_count, check_dropout
 
 
 class _Inputs(NamedTuple):
-    """q (B, H, L, E/H), k and v (B, H, S, E/H), and the arguments of `SparseMultiheadAttention.forward`."""
+    """The arguments of `SparseMultiheadAttention.forward`. With heads, q is (B, H, L, E/H), k and v (B, H, S, E/H)."""
 
     q: Tensor
     k: Tensor
@@ -107,8 +107,9 @@ class SparseMultiheadAttention(nn.Module):
             batch = query[None], key[None], value[None], pattern
             result = self.forward(*batch, key_padding_mask=padding, attn_mask=attn_mask, is_causal=is_causal, **more)
             return tuple(x[0] for x in result) if need_weights else result[0]
-        self._check(query, key, value, pattern, key_padding_mask, attn_mask)
-        inputs = self._inputs(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
+        inputs = _Inputs(query, key, value, key_padding_mask, attn_mask, is_causal, need_weights)
+        self._check(pattern, inputs)
+        inputs = self._of_heads(inputs)
         at = (
             self._at_blocks(pattern, inputs) if isinstance(pattern, BlockPattern) else self._at_entries(pattern, inputs)
         )
@@ -118,16 +119,9 @@ class SparseMultiheadAttention(nn.Module):
             return out
         return out, weights.mean(-3) if average_attn_weights else weights
 
-    def _check(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        pattern: Pattern | BlockPattern,
-        key_padding_mask: Tensor | None,
-        attn_mask: Tensor | None,
-    ) -> None:
+    def _check(self, pattern: Pattern | BlockPattern, inputs: _Inputs) -> None:
         """Raise what `forward` says for another pattern and for shapes that don't fit."""
+        query, key, value, key_padding_mask, attn_mask, *_ = inputs
         if not isinstance(pattern, (Pattern, BlockPattern)):
             kind = type(pattern).__name__
             raise TypeError(f"pattern should be a Pattern or a BlockPattern, got {kind}; Pattern.from_mask converts")
@@ -147,10 +141,9 @@ class SparseMultiheadAttention(nn.Module):
             shape = tuple(attn_mask.shape)
             raise ValueError(f"attn_mask should have shape (…, {length}, {keys}){entries}, shape is {shape}")
 
-    def _inputs(
-        self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None, *more: bool
-    ) -> _Inputs:
-        """The inputs of all heads. more: `is_causal` and `need_weights`"""
+    def _of_heads(self, inputs: _Inputs) -> _Inputs:
+        """The projected inputs of all heads."""
+        query, key, value, padding, mask, *more = inputs
         batch, heads, width = len(query), self.num_heads, self.embed_dim // self.num_heads
         weights = self.in_proj_weight.chunk(3)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)

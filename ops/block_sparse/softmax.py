@@ -74,7 +74,11 @@ def block_softmax(
         if bias.ndim == 3:
             at_blocks = bias if at_blocks is None else at_blocks + bias
             bias = None
-    scale = scale_at_blocks(pattern, scale) if isinstance(scale, Tensor) else checked_number("scale", scale)
+    if isinstance(scale, Tensor):
+        check_head_scale(pattern, scale)
+        scale = scale if scale.ndim == 0 else scale.expand(pattern.heads)[pattern.head_indices, None, None]
+    else:
+        scale = checked_number("scale", scale)
     triton = use_kernels(backend, scores)
     dtype, shape = scores.dtype, scores.shape
     if isinstance(scale, Tensor) or bias is not None:
@@ -88,12 +92,6 @@ def block_softmax(
         inside = reference.mask_inside(indptr, indices, size, pattern.block, *masks)
         out = reference.softmax(indptr, indices, flat, at_blocks, inside, scale)
     return out.to(dtype).reshape(shape)
-
-
-def scale_at_blocks(pattern: BlockPattern, scale: Tensor) -> Tensor:
-    """Return a scale () or (H,) as a tensor that broadcasts to values (…, number of blocks, block, block)."""
-    check_head_scale(pattern, scale)
-    return scale if scale.ndim == 0 else scale.expand(pattern.heads)[pattern.head_indices, None, None]
 
 
 def check_head_scale(pattern: BlockPattern, scale: Tensor) -> None:

@@ -133,11 +133,7 @@ def check_operand(
     if not operand.is_floating_point() and (floating or operand.is_complex()):
         raise TypeError(f"{name} should be {'floating point' if floating else 'real'}, got {operand.dtype}")
     dims = operand.shape
-    matches = len(dims) >= len(shape)
-    for n, m in zip(reversed(shape), reversed(dims), strict=False):  # a loop, as a generator costs a microsecond
-        if n != m and not isinstance(n, str):
-            matches = False
-    if not matches:
+    if len(dims) < len(shape) or not _fits(dims[len(dims) - len(shape) :], shape):
         raise ValueError(f"{name} should have shape (…, {', '.join(map(str, shape))}), shape is {tuple(dims)}")
     if operand.device != device:
         raise ValueError(f"{name} should be on {device}, where the pattern is; it is on {operand.device}")
@@ -194,7 +190,14 @@ def check_ptr(ptr: Any, rows: int, lengths: Sequence[int] | None, device: torch.
             f"lengths should be {meshes} that add up to {rows}, got {len(lengths)} that add up to {sum(lengths)}"
         )
     if readable(ptr):
-        _check_ptr_values(ptr, rows, lengths)
+        values = ptr.tolist()
+        if values[0] != 0 or values[-1] != rows or any(b < a for a, b in pairwise(values)):
+            raise ValueError(
+                f"ptr should ascend from 0 to the number of rows, {rows}, got {values if len(values) < 20 else ptr}"
+            )
+        if lengths is not None and values != list(accumulate(lengths, initial=0)):
+            differences = torch.diff(ptr).tolist()
+            raise ValueError(f"lengths should be the differences of ptr, {differences}, got {list(lengths)}")
     return ptr.contiguous()
 
 
@@ -222,13 +225,3 @@ def nonnegative(name: str, x: Tensor) -> Tensor:
     """
     check_finite(name, x, least=0)
     return x if readable(x) else torch.where(x >= 0, x, torch.nan)
-
-
-def _check_ptr_values(ptr: Tensor, rows: int, lengths: Sequence[int] | None) -> None:
-    values = ptr.tolist()
-    if values[0] != 0 or values[-1] != rows or any(b < a for a, b in pairwise(values)):
-        raise ValueError(
-            f"ptr should ascend from 0 to the number of rows, {rows}, got {values if len(values) < 20 else ptr}"
-        )
-    if lengths is not None and values != list(accumulate(lengths, initial=0)):
-        raise ValueError(f"lengths should be the differences of ptr, {torch.diff(ptr).tolist()}, got {list(lengths)}")

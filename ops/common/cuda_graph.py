@@ -19,15 +19,6 @@ class NotCapturable(RuntimeError):
     """A computation can't be recorded as a CUDA graph. The message says why."""
 
 
-def refuse_capture(reason: str, example: Tensor) -> None:
-    """Raise NotCapturable if a graph is being recorded on the device of this tensor.
-
-    Call it before a value is read back from the GPU. CUDA would refuse that with an error that doesn't say what to do.
-    """
-    if example.is_cuda and is_recorded():
-        raise NotCapturable(reason)
-
-
 def is_recorded() -> bool:
     """Return whether a CUDA graph is being recorded on the current stream."""
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -84,8 +84,7 @@ def differentiable(
 
 def applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return `function.apply` without its search for tensors of torch.func among the arguments."""
-    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
-    return apply
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc]
 
 
 def without_base(x: Tensor) -> Tensor:

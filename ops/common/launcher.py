@@ -185,12 +185,7 @@ def is_known_triton() -> bool:
     """Return whether this version of Triton was tried with launches that skip its search, and with Gluon kernels."""
     import triton
 
-    version: str = triton.__version__
-    return version.startswith(_KNOWN_VERSIONS)
-
-
-def _device() -> int:
-    return torch.cuda.current_device() if _ON_GPU else 0
+    return triton.__version__.startswith(_KNOWN_VERSIONS)
 
 
 def launched(kernel: Any) -> Any:
@@ -243,7 +238,7 @@ def compiling_only() -> Iterator[None]:
         if key in kernel.compiled or (kernel, key) in waiting:
             return
         hash_source(kernel.kernel)  # here, because the threads have no order
-        device = _device()
+        device = torch.cuda.current_device() if _ON_GPU else 0
 
         def compile_it() -> None:
             if _ON_GPU:

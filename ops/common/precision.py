@@ -73,10 +73,7 @@ def dot_precision(operand: Tensor) -> Literal["ieee", "bf16x3", "bf16x6"]:
 
 def part_count(precision: str) -> int:
     """Return of how many bfloat16 numbers a number consists in products of this precision; 1 for no parts."""
-    return _PARTS.get(precision, 1)
-
-
-_PARTS = {"bf16x6": 3, "bf16x3": 2}
+    return {"bf16x6": 3, "bf16x3": 2}.get(precision, 1)
 
 
 def empty_operand(like: Tensor, shape: Sequence[int], dtype: torch.dtype, precision: str) -> Tensor:

@@ -8,14 +8,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.cuda_graph import refuse_capture
+from diffnet.ops.common.cuda_graph import NotCapturable, is_recorded
 
 
 def row_lengths(ptr: Tensor, lengths: Sequence[int] | None = None) -> list[int]:
     """Return the rows of each mesh as Python integers. Without `lengths` this reads `ptr` back and waits for a GPU."""
     if lengths is not None:
         return list(lengths)
-    refuse_capture("plain PyTorch divides a batch of several meshes at sizes that it reads from the GPU", ptr)
+    if ptr.is_cuda and is_recorded():  # CUDA would refuse to read back with an error that doesn't say what to do
+        raise NotCapturable("plain PyTorch divides a batch of several meshes at sizes that it reads from the GPU")
     return torch.diff(ptr).tolist()
 
 

@@ -77,32 +77,6 @@ def sum_of_spans(
     return total
 
 
-@triton.jit
-def _sum_planes(
-    program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size: tl.constexpr,
-    PLANES: tl.constexpr, WHOLE: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_SPANS: tl.constexpr,
-):  # fmt: skip
-    blocks = tl.cdiv(size, BLOCK)
-    plane = program // (blocks * meshes)  # not a second grid axis: that has at most 65535 programs
-    mesh = program // blocks % meshes
-    cell = program % blocks
-    if size > _MAX_INT32 - BLOCK:
-        cell = cell.to(tl.int64)
-    cell = cell * BLOCK + tl.arange(0, BLOCK)
-    is_other = plane >= PLANES
-    source = tl.where(is_other, other, partial)
-    source_span = tl.where(is_other, other_span, span)
-    source_spans = tl.where(is_other, other_spans, spans)
-    source_plane = plane - tl.where(is_other, PLANES, 0)
-    total = sum_of_spans(
-        source, cell, size, source_plane, mesh, ptr, source_span, source_spans, WHOLE, BLOCK, BLOCK_SPANS
-    )
-    if FACTOR:
-        total *= tl.load(factor)
-    place = (plane.to(tl.int64) * meshes + mesh) * size
-    tl.store(out + place + cell, total, mask=cell < size)
-
-
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def sum_spans_forward_kernel(
@@ -128,10 +102,25 @@ def sum_spans_forward_kernel(
             total = sum_of_spans(whole, cell, whole_size, 0, 0, ptr, span, whole_spans, True, BLOCK, BLOCK_SPANS)
             tl.store(whole_out + cell, total, mask=cell < whole_size)
             return
-    _sum_planes(
-        program, partial, other, out, ptr, meshes, span, spans, other_span, other_spans, factor, size,
-        PLANES, WHOLE, FACTOR, BLOCK, BLOCK_SPANS,
-    )  # fmt: skip
+    blocks = tl.cdiv(size, BLOCK)
+    plane = program // (blocks * meshes)  # not a second grid axis: that has at most 65535 programs
+    mesh = program // blocks % meshes
+    cell = program % blocks
+    if size > _MAX_INT32 - BLOCK:
+        cell = cell.to(tl.int64)
+    cell = cell * BLOCK + tl.arange(0, BLOCK)
+    is_other = plane >= PLANES
+    source = tl.where(is_other, other, partial)
+    source_span = tl.where(is_other, other_span, span)
+    source_spans = tl.where(is_other, other_spans, spans)
+    source_plane = plane - tl.where(is_other, PLANES, 0)
+    total = sum_of_spans(
+        source, cell, size, source_plane, mesh, ptr, source_span, source_spans, WHOLE, BLOCK, BLOCK_SPANS
+    )
+    if FACTOR:
+        total *= tl.load(factor)
+    place = (plane.to(tl.int64) * meshes + mesh) * size
+    tl.store(out + place + cell, total, mask=cell < size)
 
 
 class Unsummed(NamedTuple):

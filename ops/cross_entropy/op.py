@@ -58,12 +58,15 @@ def row_weights(weights: Tensor, labels: Tensor) -> Tensor:
     return weights.detach()[labels.long().clamp(0, len(weights) - 1)]
 
 
-def total_weight(labels: Tensor, ignored: int, weights: Tensor | None = None) -> Tensor:
-    """The sum () of the weights of the rows that count, by which a mean divides. 1 if it is 0, so that means are 0."""
+def counted_weight(labels: Tensor, ignored: int, weights: Tensor | None) -> Tensor:
+    """The sum () of the weights of the rows that count."""
     counted = labels != ignored
-    if weights is None:
-        return counted.sum().clamp(min=1)
-    total = torch.where(counted, row_weights(weights, labels), 0).sum()
+    return (counted if weights is None else torch.where(counted, row_weights(weights, labels), 0)).sum()
+
+
+def total_weight(labels: Tensor, ignored: int, weights: Tensor | None = None) -> Tensor:
+    """`counted_weight`, by which a mean divides. 1 if it is 0, so that means are 0."""
+    total = counted_weight(labels, ignored, weights)
     return torch.where(total > 0, total, 1)
 
 

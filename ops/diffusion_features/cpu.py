@@ -16,14 +16,7 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.compiler import is_batched
-from diffnet.ops.common.cpu import (
-    add_product,
-    keep_freed_memory,
-    largest_chunk,
-    row_chunks,
-    tanh_,
-    write_product,
-)
+from diffnet.ops.common.cpu import add_product, keep_freed_memory, largest_chunk, row_chunks, tanh_, write_product
 from diffnet.ops.common.dispatch import derivatives
 from diffnet.ops.common.precision import in_dtype, without_autocast
 from diffnet.ops.common.ragged import row_lengths, row_offsets
@@ -57,10 +50,7 @@ def diffused_with_features(x: Tensor, arguments: BlockArguments) -> tuple[Tensor
     operators = _Operators(arguments)
     with without_autocast(x):
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, time, a_re, a_im)):
-            out: tuple[Tensor, Tensor, Tensor] = _DiffusionFeatures.apply(  # type: ignore[no-untyped-call]
-                x, time, a_re, a_im, operators
-            )
-            return out
+            return _DiffusionFeatures.apply(x, time, a_re, a_im, operators)  # type: ignore[no-untyped-call]
         diffused = _diffused(x, time, operators)[0]
         return x, diffused, _features(diffused, a_re, a_im, operators, None)
 

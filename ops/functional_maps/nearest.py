@@ -57,15 +57,11 @@ def nearest_neighbors(queries: Tensor, points: Tensor) -> Tensor:
 @not_compiled
 def _search(queries: Tensor, points: Tensor) -> Tensor:
     if queries.device.type == "cpu" and 0 < queries.shape[1] <= MAX_TREE_DIMENSIONS:
-        return _by_tree(queries, points)
+        from scipy.spatial import cKDTree
+
+        _, neighbors = cKDTree(points.numpy()).query(queries.numpy(), workers=torch.get_num_threads())
+        return torch.from_numpy(neighbors).long()
     return _by_products(queries, points)
-
-
-def _by_tree(queries: Tensor, points: Tensor) -> Tensor:
-    from scipy.spatial import cKDTree
-
-    _, neighbors = cKDTree(points.numpy()).query(queries.numpy(), workers=torch.get_num_threads())
-    return torch.from_numpy(neighbors).long()
 
 
 def _by_products(queries: Tensor, points: Tensor) -> Tensor:

@@ -109,7 +109,12 @@ def functional_map(
     if live_b is not None:
         penalty = penalty.where(live_b[:, :, None], 1)
     c = solve_rows(a @ a.mT, penalty, b @ a.mT, triton)
-    _check_solution(c)
+    if readable(c) and not c.isfinite().all():
+        pair, row = (~c.isfinite()).any(2).nonzero()[0].tolist()
+        raise ValueError(
+            f"the features don't determine row {row} of functional map {pair}: its system is singular. "
+            "Give a larger weight, or features with at least as many channels as there are eigenpairs"
+        )
     return c.to(dtype)
 
 
@@ -147,16 +152,6 @@ def checked_number(name: str, value: Any, device: torch.device, *, positive: boo
 def _without_padding(evals: Tensor, live: Tensor) -> Tensor:
     """Put the largest eigenvalue of a pair in place of its padding. At 0, powers may have infinite derivatives."""
     return evals.where(live, evals.where(live, 0).amax(1, keepdim=True))
-
-
-def _check_solution(c: Tensor) -> None:
-    """Raise ValueError on the CPU and in debug mode if a row has no solution."""
-    if readable(c) and not c.isfinite().all():
-        pair, row = (~c.isfinite()).any(2).nonzero()[0].tolist()
-        raise ValueError(
-            f"the features don't determine row {row} of functional map {pair}: its system is singular. "
-            "Give a larger weight, or features with at least as many channels as there are eigenpairs"
-        )
 
 
 def squared_difference(evals_a: Tensor, evals_b: Tensor) -> Tensor:

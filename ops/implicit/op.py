@@ -24,10 +24,6 @@ from diffnet.ops.sparse.csr import CsrArrays, row_of_each
 from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
 from diffnet.ops.sparse.pattern import csr_arrays
 
-TOLERANCE = 1e-6
-MAX_ITERATIONS = 1000
-CHECK_EVERY = 8
-
 
 def implicit_diffusion(
     x: Tensor,
@@ -37,9 +33,9 @@ def implicit_diffusion(
     ptr: Tensor,
     lengths: Sequence[int] | None = None,
     *,
-    tolerance: float = TOLERANCE,
-    max_iterations: int = MAX_ITERATIONS,
-    check_every: int = CHECK_EVERY,
+    tolerance: float = 1e-6,
+    max_iterations: int = 1000,
+    check_every: int = 8,
     backend: Backend = "auto",
 ) -> Tensor:
     """Diffuse each channel for its own time by one implicit Euler step, (M + t_c L) u_c = M x_c.
@@ -122,15 +118,11 @@ def implicit_diffusion(
 
 
 def _refuse_transforms(*arguments: Any) -> None:
-    """Raise RuntimeError under a transform, and for tangents of forward mode."""
+    """Raise RuntimeError under a transform, and in forward mode."""
     if torch.compiler.is_compiling():
         return
     tensors = [a.values if isinstance(a, SparseMatrix) else a for a in arguments]
-    in_forward_mode = forward_ad._current_level >= 0 and any(
-        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
-        for t in tensors
-    )
-    if in_forward_mode or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
+    if forward_ad._current_level >= 0 or is_batched(*(t for t in tensors if isinstance(t, Tensor))):
         raise RuntimeError(
             "implicit_diffusion has no forward-mode derivatives and doesn't work under vmap and other transforms of "
             "torch.func, which batched gradients use, too; torch.autograd.grad differentiates it any number of times, "
@@ -258,8 +250,7 @@ def _plain_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the values, the mass and the time in plain PyTorch, which has derivatives of any order."""
     csr = CsrArrays(*structure)
-    rows = row_of_each(csr.indptr, csr.indices)
-    rows = csr.row_order[rows] if len(csr.row_order) else rows
+    rows = row_of_each(csr.indptr, csr.indices, csr.row_order)
     of_rows, of_columns = F.embedding(rows, w), F.embedding(csr.indices, u)  # their backward adds up in a fixed order
     pairs = of_rows * of_columns
     return -pairs @ time, -(w * u).sum(1), -(values[:, None] * pairs).sum(0)

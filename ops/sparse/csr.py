@@ -24,10 +24,11 @@ class CsrArrays(NamedTuple):
     by_length: Tensor
 
 
-def row_of_each(indptr: Tensor, indices: Tensor) -> Tensor:
-    """Return the stored row of each entry, (nnz,)."""
+def row_of_each(indptr: Tensor, indices: Tensor, row_order: Tensor | None = None) -> Tensor:
+    """Return the row of each entry, (nnz,): the place where it is stored, or with a row order its number."""
     rows = torch.arange(indptr.shape[0] - 1, dtype=indices.dtype, device=indices.device)
-    return torch.repeat_interleave(rows, torch.diff(indptr), output_size=indices.shape[0])
+    rows = torch.repeat_interleave(rows, torch.diff(indptr), output_size=indices.shape[0])
+    return rows if row_order is None or len(row_order) == 0 else row_order[rows]
 
 
 def shifted(numbers: Tensor, sets: int, size: int) -> Tensor:

@@ -17,7 +17,7 @@ from diffnet.ops.common.checks import check_count, check_integer, check_operand
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.memo import memoized, remember
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import Pattern, at_first_use, contiguous
+from diffnet.ops.sparse.pattern import Pattern, at_first_use, check_is_pattern, contiguous
 from diffnet.ops.sparse.softmax import check_broadcast, sparse_softmax
 
 
@@ -226,12 +226,6 @@ def _check_ell(indices: Any, columns: Any) -> None:
             raise ValueError(f"unused places should come last in a row, got −1 before {b} in row {row}")
         problem = f"column {a} twice" if a == b else f"{a} before {b}"
         raise ValueError(f"indices should ascend within a row, got {problem} in row {row}")
-
-
-def check_is_pattern(pattern: Any) -> None:
-    """Check that an argument is a CSR pattern. Raises TypeError."""
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
 @at_first_use

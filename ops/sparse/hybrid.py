@@ -16,9 +16,9 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.sparse.ell import EllPattern, check_is_pattern
+from diffnet.ops.sparse.ell import EllPattern
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import PIECE, Pattern, at_first_use, rows_of
+from diffnet.ops.sparse.pattern import PIECE, Pattern, at_first_use, check_is_pattern, rows_of
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 # The costs of one more bucket and of one entry of the CSR rest, in places of an ELL bucket.

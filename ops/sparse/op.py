@@ -26,6 +26,7 @@ from diffnet.ops.sparse.pattern import (
     Pattern,
     block_diagonal_pattern,
     check_blocks,
+    check_is_pattern,
     product_arrays,
     split_diagonal_pattern,
 )
@@ -214,8 +215,7 @@ class SparseMatrix(FieldwiseCopy):
     def __post_init__(self) -> None:
         if is_stand_in(self.values):
             return
-        if not isinstance(self.pattern, Pattern):
-            raise TypeError(f"pattern should be a Pattern, got {type(self.pattern).__name__}")
+        check_is_pattern(self.pattern)
         if not isinstance(self.values, Tensor):
             raise not_a_tensor("values", self.values)
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:

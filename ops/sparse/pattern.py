@@ -276,8 +276,7 @@ class Pattern(FieldwiseCopy):
     @property
     def row_indices(self) -> Tensor:
         """The row of each entry, (nnz,)."""
-        rows = row_of_each(self.stored_indptr, self.stored_indices)
-        return rows if self.row_order is None else self.row_order[rows]
+        return row_of_each(self.stored_indptr, self.stored_indices, self.row_order)
 
     @property
     def column_indices(self) -> Tensor:
@@ -401,6 +400,12 @@ class Pattern(FieldwiseCopy):
 def contiguous(array: Any) -> Any:
     """An index array with stride 1, as kernels read it. None and stand-ins of torch.compile stay."""
     return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
+
+
+def check_is_pattern(pattern: Any) -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError."""
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
 
 
 def check_plain(name: str, array: Any) -> None:
@@ -701,11 +706,6 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
     return torch.stack([rows, at, first, torch.minimum(first + PIECE, indptr[at + 1])], dim=1)
 
 
-def are_similar(rows: int, longest: int, entries: int) -> bool:
-    """Return whether the lengths of rows are similar enough even if each group takes as long as the longest row."""
-    return (rows + -rows % ROWS_TOGETHER) * longest <= MAX_UNEVENNESS * entries
-
-
 @at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
@@ -713,8 +713,9 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     if lengths.numel() == 0 or lengths.is_meta:
         return similar
     added, longest, entries = -len(lengths) % ROWS_TOGETHER, int(lengths.max()), int(lengths.sum())
-    # On most meshes, this is enough. It takes a third of the time of the next check.
-    if longest <= PIECE and are_similar(len(lengths), longest, entries):
+    # On most meshes, even groups that all take as long as the longest row are similar enough. This check takes a third
+    # of the time of the next one.
+    if longest <= PIECE and (len(lengths) + added) * longest <= MAX_UNEVENNESS * entries:
         return similar
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, added)).reshape(-1, ROWS_TOGETHER)

@@ -71,9 +71,7 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     entries = csr.indices.shape[0]
     if a.is_cpu and torch.backends.mkl.is_available() and entries > 0:  # type: ignore[no-untyped-call]
         return _sampled(csr, a, b)
-    dtype, rows = sum_dtype(a), row_of_each(csr.indptr, csr.indices)
-    if len(csr.row_order) > 0:
-        rows = csr.row_order[rows]
+    dtype, rows = sum_dtype(a), row_of_each(csr.indptr, csr.indices, csr.row_order)
     out = a.new_empty(max(len(a), len(b)), entries)
     for chunk in row_chunks(entries) if a.is_cpu else [slice(entries)]:  # the cache keeps what a chunk gathers
         products = a[:, rows[chunk]].to(dtype) * b[:, csr.indices[chunk]].to(dtype)

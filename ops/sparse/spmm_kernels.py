@@ -18,7 +18,7 @@ pieces, each computed by its own program, see `Pattern.long_pieces`. Meshes have
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -85,8 +85,7 @@ def has_second(first, sets):
     return tl.full((1,), 1, tl.int32) + first < sets
 
 
-@dataclass(frozen=True)
-class Walk:
+class Walk(NamedTuple):
     """How the programs of `spmm`, of one warp each, share a multiprocessor.
 
     programs: the number of programs per multiprocessor
@@ -340,7 +339,8 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
     sets, rows, channels, entries = max(len(a), len(b)), len(indptr) - 1, a.shape[2], len(indices)
     together = min(sets, 2) if len(b) == 1 else 1
     groups = cdiv(sets, together)
-    block_r, block_c = _tile_sizes(b)
+    block_c = min(power_of_2(channels), MAX_CHANNELS)
+    block_r = min(GATHERED_BYTES // (block_c * b.element_size()), MAX_ROWS)
     check_rows("sddmm", rows, b.shape[1])
     check_programs("sddmm", max(groups * cdiv(rows, block_r), sets * len(pieces)))
     out = a.new_empty(sets, entries)
@@ -360,12 +360,6 @@ def sddmm(csr: CsrArrays, a: Tensor, b: Tensor) -> Tensor:
             BLOCK_E=PIECE_ENTRIES, BLOCK_C=block_c,
         )  # fmt: skip
     return out
-
-
-def _tile_sizes(dense: Tensor) -> tuple[int, int]:
-    """Return the numbers of rows and channels of a program."""
-    channels = min(power_of_2(dense.shape[2]), MAX_CHANNELS)
-    return min(GATHERED_BYTES // (channels * dense.element_size()), MAX_ROWS), channels
 
 
 @guarded

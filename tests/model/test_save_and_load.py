@@ -301,6 +301,8 @@ def test_other_files(path: Path) -> None:
     assert "not finite" in line({**weights, "last.bias": torch.full((5,), torch.nan)})
     assert "dense tensor of real numbers" in line({**weights, "last.bias": torch.zeros(5, dtype=torch.int64)})
     assert "not those of a DiffusionNet" in line({"weight": torch.zeros(2)})
+    for name in ("last.vectors.along_normal.weight", "blocks.0.tokens.share.weight"):
+        assert f"has unknown weights: {name}" in line({**weights, name: torch.zeros(())})
     less = json.loads(texts["architecture"])
     del less["width"]
     assert "the options of the network lack width" in line(architecture=json.dumps(less))

@@ -200,6 +200,8 @@ def test_transforms_are_refused() -> None:
     out = implicit_diffusion(x, **arguments)
     refused(RuntimeError, message, torch.autograd.grad, out, x, torch.stack([out, out]), is_grads_batched=True)
     refused(RuntimeError, message, torch.func.jvp, lambda y: implicit_diffusion(y, **arguments), (x,), (x,))
+    with torch.autograd.forward_ad.dual_level():
+        refused(RuntimeError, "no forward-mode derivatives", implicit_diffusion, x, **arguments)
 
 
 def test_network(meshes: list[Operators]) -> None:
