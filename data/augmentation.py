@@ -13,8 +13,7 @@ from diffnet.data.features import descriptor, rotate_vectors
 from diffnet.data.labeled import UNLABELED, TargetsAt
 from diffnet.data.places import places_of
 from diffnet.data.samples import Sample
-from diffnet.geometry import Operators, mirrored, rotated, scaled
-from diffnet.geometry.augmentation.transforms import per_vertex
+from diffnet.geometry import Operators, mirrored, rotated, scaled, spread
 from diffnet.geometry.descriptors import hks_times
 
 
@@ -128,7 +127,7 @@ def _rescaled(x: Tensor, features: str, operators: Operators, factors: Tensor, t
         stop = x.shape[1] if part.channels is None else start + part.channels  # own arrays are the last ones
         values = x[:, start:stop]
         if part.name == "xyz":
-            values = values * per_vertex(operators, factors)[:, None]
+            values = values * spread(factors, operators)[:, None]
         elif part.is_descriptor:
             times = hks_times(device=x.device) if times is None else times
             values = descriptor(part.name, operators, times)
