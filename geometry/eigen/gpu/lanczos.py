@@ -24,7 +24,7 @@ from diffnet.ops.functional_maps import reference
 from diffnet.ops.sparse.reference import csr_tensor
 
 CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
-Map: TypeAlias = Callable[..., Iterator[Any]]
+Map: TypeAlias = Callable[..., Iterator[Any]]  # `map`, or the `map` of a thread pool
 
 
 class PackedProblem(NamedTuple):
@@ -174,7 +174,6 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
 
     wanted: number of pairs
     tolerance: the largest residual, relative to the value
-    on_cores: `map`, or the `map` of a thread pool
 
     Returns values (components, wanted), descending, and orthonormal rows (components, wanted, size). The values of
     operators whose pairs haven't converged are not a number.
