@@ -478,7 +478,10 @@ class Operators(FieldwiseCopy, Fields):
         if dtype is not None and (converted := self.to(dtype)) is not self:
             return converted.to(target, non_blocking=non_blocking)
         if self._pinned is not None and can_remember():
-            return self._copy_of_buffer(self._pinned, target, non_blocking)
+            moved = self.map_tensors(copies_of(self._pinned, target))
+            if not non_blocking:
+                torch.cuda.current_stream(target).synchronize()
+            return moved
         tensors = self._tensors()
         if not (can_remember() and _are_plain(tensors)):
             return self.map_tensors(move)
@@ -503,13 +506,6 @@ class Operators(FieldwiseCopy, Fields):
             return self.map_tensors(Tensor.pin_memory)
         buffer, copies = pinned(tensors)
         return remember(self._copied(tensors, copies), _pinned=buffer)
-
-    def _copy_of_buffer(self, buffer: Tensor, device: torch.device, non_blocking: bool) -> Operators:
-        """These operators, which `pin_memory` has put into a buffer, on a GPU."""
-        moved = self.map_tensors(copies_of(buffer, device))
-        if not non_blocking:
-            torch.cuda.current_stream(device).synchronize()
-        return moved
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Operators:
         """Apply a function to all tensors, also to those that the operators have already found.
