@@ -63,14 +63,10 @@ class PackedProblem(NamedTuple):
 def packed(problems: Sequence[Problem], device: torch.device) -> PackedProblem:
     """Problems with SciPy matrices, on a device."""
     lengths = tuple(len(mass) for _, mass in problems)
-    blocks = [_without_repeats(laplacian) for laplacian, _ in problems]
-    starts = np.cumsum([0, *lengths[:-1]])
-    rows = [
-        np.repeat(np.arange(len(b.indptr) - 1) + at, np.diff(b.indptr)) for b, at in zip(blocks, starts, strict=True)
-    ]
-    columns = [b.indices.astype(np.int64) + at for b, at in zip(blocks, starts, strict=True)]
-    arrays = rows, columns, [b.data for b in blocks], [mass for _, mass in problems]
-    return PackedProblem(lengths, *(torch.from_numpy(np.concatenate(array)).to(device) for array in arrays))
+    matrix = scipy.sparse.block_diag([_without_repeats(laplacian) for laplacian, _ in problems], "coo")
+    mass = np.concatenate([mass for _, mass in problems])
+    arrays = matrix.row.astype(np.int64), matrix.col.astype(np.int64), matrix.data, mass
+    return PackedProblem(lengths, *(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def connected_components(problem: PackedProblem) -> Tensor:
