@@ -109,7 +109,8 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     """
     import torch
 
-    from diffnet.data.features import descriptor, prepare
+    from diffnet.data.feature_names import log_hks
+    from diffnet.data.features import prepare
     from diffnet.data.options import Preprocessing
     from diffnet.geometry import gradient
     from diffnet.train.device import pick_device
@@ -121,7 +122,7 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     evecs = operators.evecs[:, first : first + SHOWN_EIGENFUNCTIONS].contiguous()
     numbers = range(first, first + evecs.shape[1])
     eigenfunctions = {f"eigenfunction {i}": evecs[:, i - first].numpy() for i in numbers}
-    signature = 3 * descriptor("log-hks", operators, torch.tensor(SHOWN_TIMES))
+    signature = 3 * log_hks(operators, torch.tensor(SHOWN_TIMES))
     heat = {f"log HKS at t = {t:g}": signature[:, i].numpy() for i, t in enumerate(SHOWN_TIMES)}
     slopes = gradient(evecs[:, :SHOWN_GRADIENTS].contiguous(), operators)
     in_space = torch.einsum("dvc,vdx->cvx", slopes, operators.frames[:, :2].to(slopes.dtype)).numpy()

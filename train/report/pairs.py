@@ -48,7 +48,6 @@ def write_pairs_report(
         charts.append((chart, caption, caption))
         scores = {
             "Mean error ×100": f"{results['mean_error_x100']:.3f}",
-            "Nearest vertices": f"{100 * results['floor']:.3f}",
             "Area under the curve": f"{results['auc']:.4f}",
         }
         if results["flipped_pairs"] is not None:

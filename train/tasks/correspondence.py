@@ -168,7 +168,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         names = [(first.name, second.name) for first, second in scored.data.test_shapes]
         counts: dict[str, Any] = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
-            nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
+            nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "unflipped_mean_error"))
             return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
         for name in OVERLAP if scored.overlaps else ():
@@ -181,7 +181,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             "mean_error": mean,
             "mean_error_x100": 100 * mean,
             "auc": area_under_curve(errors),
-            "floor": float(np.nanmean([pair.floor for pair in scored.errors])),
             "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
             "unmatched": int(np.isnan(errors).sum()),
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
@@ -220,8 +219,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         count = results["unmatched"]
         unmatched = f", without {counted(count, 'vertex', 'vertices')} that the maps leave out" if count else ""
         return table, (
-            f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
-            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}{unmatched}"
+            f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f}, area under "
+            f"the curve {results['auc']:.4f}{flips}{unmatched}"
         )
 
     def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:
