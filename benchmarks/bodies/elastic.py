@@ -119,9 +119,7 @@ def _rows_of(rows: Floats, vertices: Ints, count: int) -> sp.csr_array:
     """A matrix (N, 3 count) from derivatives (N, C, 3) by the positions of C vertices (N, C)."""
     columns = 3 * vertices[:, :, None] + np.arange(3)
     numbers = np.broadcast_to(np.arange(len(rows))[:, None, None], rows.shape)
-    return sp.csr_array(
-        sp.coo_array((rows.ravel(), (numbers.ravel(), columns.ravel())), shape=(len(rows), 3 * count))
-    )
+    return sp.csr_array(sp.coo_array((rows.ravel(), (numbers.ravel(), columns.ravel())), shape=(len(rows), 3 * count)))
 
 
 def _unit(x: Floats) -> Floats:
