@@ -2,8 +2,8 @@
 
     python -m diffnet.benchmarks.bodies.hybrid_basis MAPS OUT.csv [--cache DIR] [--jobs N]
 
-MAPS is a set for `load_pairs` with template vertices. One test body of each person is taken. `people` are the pairs of
-them. In the pairs of `deformed`, the second body is also stretched and inflated at random places, by fixed seeds.
+MAPS is a set for `load_pairs` with template vertices. One test body of each person is paired with that of the
+next person: the pairs `people`. In the pairs of `deformed`, the second body is also stretched and inflated at random places, by fixed seeds.
 
 A hybrid basis (Bastian et al. 2024) has eigenfunctions of the Laplacian and, in place of its last ones, modes of an
 elastic energy along the normals. All bases have 200 functions. The column `basis` has one of these:
@@ -25,8 +25,8 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor
 from diffnet import DiffusionNet, ops
 from diffnet.benchmarks.bodies.elastic import elastic_modes
 from diffnet.benchmarks.harness.results import write_csv
-from diffnet.data import PairShape, load_pairs, pair_errors
+from diffnet.data import MeshPairs, PairShape, load_pairs, pair_errors
 from diffnet.geometry import Operators, mesh_mean, to_spectral, wks
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.train.inference.network_input import network_input
@@ -159,7 +159,8 @@ def elastic_map(a: Body, b: Body, name: str, count: int) -> tuple[Tensor, Block,
     for of_a, of_b in resolvents:
         system += WEIGHT * (torch.kron(of_b.mT @ of_b, one) + torch.kron(one, of_a @ of_a.mT))
         system -= WEIGHT * (torch.kron(of_b.mT, of_a.mT) + torch.kron(of_b, of_a))
-    c = torch.linalg.solve(system, (data_b @ data_a.mT).flatten())
+    # The system is positive definite.
+    c = torch.cholesky_solve((data_b @ data_a.mT).reshape(-1, 1), torch.linalg.cholesky(system))
     turned = turn_b.mT @ c.view(count, count) @ turn_a
     return turned, *(Block(x.evecs.double(), x.evals[0].double()) for x in (span_a, span_b))
 
@@ -196,7 +197,27 @@ def maps_of(a: Body, b: Body, name: str) -> Iterator[tuple[str, str, np.ndarray]
         bases[f"span {first}+{count}"] = [plain_map(a, b, name, *spans)]
     for basis, parts in bases.items():
         yield basis, "commute time", points(parts, weighted=True)
-        yield basis, "plain", points(parts, weighted=False)
+        if not basis.startswith("span"):
+            yield basis, "plain", points(parts, weighted=False)
+
+
+def rows_of(kind: str, a: Body, b: Body, data: MeshPairs, cache: Path) -> list[dict[str, Any]]:
+    """The rows of the table for one pair."""
+    torch.set_num_threads(1)
+    found = [(name, *each) for name in a.features for each in maps_of(a, b, name)]
+    pairs = [(b.shape, a.shape)] * len(found)
+    errors = pair_errors(data, pairs, [matches for *_, matches in found], cache_dir=cache, jobs=1)
+    names = {"pairs": kind, "a": a.shape.name, "b": b.shape.name, "area_change": round(b.area_change, 3)}
+    return [
+        {
+            **names,
+            "features": name,
+            "basis": basis,
+            "points": rule,
+            "mean_error_x100": round(100 * each.errors.mean(), 3),
+        }
+        for (name, basis, rule, _), each in zip(found, errors, strict=True)
+    ]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -213,24 +234,19 @@ def main(arguments: list[str] | None = None) -> None:
         people.setdefault(shape.name.split("_")[0], []).append(shape)
     # Another pose of each person.
     shapes = [poses[number % len(poses)] for number, poses in enumerate(people.values())]
-    unlike = [deformed(shape, seed) for seed, shape in enumerate(shapes)]
+    changed = [deformed(shape, seed) for seed, shape in enumerate(shapes)]
+    count, table = len(shapes), list[dict[str, Any]]()
     with ProcessPoolExecutor(options.jobs) as pool:
-        bodies = list(pool.map(partial(load_body, cache=options.cache), [*((s, 0.0) for s in shapes), *unlike]))
-    count = len(shapes)
-    pairs = [("people", i, j) for i, j in combinations(range(count), 2)]
-    pairs += [("deformed", i, j + count) for _, i, j in pairs]
-    table, found = [], []
-    for kind, i, j in pairs:
-        a, b = bodies[i], bodies[j]
-        for name in a.features:
-            for basis, rule, matches in maps_of(a, b, name):
-                row = {"pairs": kind, "a": a.shape.name, "b": b.shape.name, "features": name, "basis": basis}
-                table.append({**row, "points": rule, "area_change": round(b.area_change, 3)})
-                found.append(((b.shape, a.shape), matches))
-    errors = pair_errors(data, *zip(*found, strict=True), cache_dir=options.cache, jobs=options.jobs)
-    for row, each in zip(table, errors, strict=True):
-        row["mean_error_x100"] = round(100 * float(each.errors.mean()), 3)
-    write_csv(options.out, table)
+        bodies = list(pool.map(partial(load_body, cache=options.cache), [*((s, 0.0) for s in shapes), *changed]))
+        # Each person with the next one.
+        jobs = [
+            pool.submit(rows_of, kind, bodies[i], bodies[first + (i + 1) % count], data, options.cache)
+            for kind, first in (("people", 0), ("deformed", count))
+            for i in range(count)
+        ]
+        for job in jobs:
+            table += job.result()
+            write_csv(options.out, table)
 
 
 if __name__ == "__main__":

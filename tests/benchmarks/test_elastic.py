@@ -83,4 +83,5 @@ def test_modes_solve_the_eigenproblem() -> None:
     np.testing.assert_allclose(flat.T @ (weights * flat), np.eye(12), atol=1e-9)
     images = elastic_hessian(verts, mesh.faces) @ flat
     np.testing.assert_allclose(images, evals * weights * flat, atol=1e-8 * np.abs(images).max())
-    assert evals[0] > 0 and (np.diff(evals) >= 0).all()
+    assert evals[0] > 0
+    assert (np.diff(evals) >= 0).all()
