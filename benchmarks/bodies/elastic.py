@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor
 
+from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.eigen.checks import shuffled, superlu
+from diffnet.geometry.elements.elements import face_areas
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -19,6 +23,19 @@ Ints = NDArray[np.int64]
 BENDING = 1e-2  # weight of bending for a shape of area 1, as in the paper
 RIGID = 6  # motions without energy
 SHIFT = 1e-3  # of the eigenvalues, relative to their size; makes the Hessian of rigid motions regular
+
+
+def elastic_functions(mesh: Mesh, operators: Operators, k: int) -> tuple[Tensor, Tensor]:
+    """The k smallest elastic eigenvalues (k,) of a mesh that are not 0, and its modes along the normals (V, k).
+
+    The functions are independent, but not orthonormal. Both are float64 and belong to a mesh scaled to area 1.
+    Operators may be of a scaled mesh. Raises ValueError for faces that aren't those of a manifold.
+    """
+    verts = mesh.verts.astype(np.float64) / np.sqrt(face_areas(mesh).sum())
+    mass = operators.mass.double().numpy()
+    evals, modes = elastic_modes(verts, mesh.faces, mass / mass.sum(), k)
+    normals = operators.normals.double()
+    return torch.from_numpy(evals), torch.einsum("vck,vc->vk", torch.from_numpy(modes), normals)
 
 
 def elastic_modes(verts: Floats, faces: Ints, mass: Floats, k: int, bending: float = BENDING) -> tuple[Floats, Floats]:

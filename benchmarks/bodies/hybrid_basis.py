@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from diffnet import DiffusionNet, ops
-from diffnet.benchmarks.bodies.elastic import elastic_modes
+from diffnet.benchmarks.bodies.elastic import elastic_functions
 from diffnet.benchmarks.harness.results import write_csv
 from diffnet.data import MeshPairs, PairShape, load_pairs, pair_errors
 from diffnet.geometry import Operators, mean_error, mesh_mean, to_spectral, wks
@@ -114,15 +114,11 @@ def load_body(shape_and_change: tuple[PairShape, float], cache: Path) -> Body:
     size = {name: mesh_mean(x.square().mean(1, keepdim=True), operators).sqrt() for name, x in features.items()}
     features = {name: SCALE * x / size[name] for name, x in features.items()}
 
-    verts = shape.mesh.verts.astype(np.float64) / np.sqrt(face_areas(shape.mesh).sum())
-    file = cache / f"elastic-{zlib.crc32(verts.tobytes()):08x}.npz"
+    file = cache / f"elastic-{zlib.crc32(shape.mesh.verts.tobytes()):08x}.pt"
     if not file.exists():
-        mass = operators.mass.double().numpy()
-        evals, modes = elastic_modes(verts, shape.mesh.faces, mass, max(ELASTIC))
-        functions = np.einsum("vck,vc->vk", modes, operators.normals.double().numpy())
-        np.savez(file, evals=evals, functions=functions)
-    found = np.load(file)
-    return Body(shape, operators, features, *map(torch.from_numpy, (found["functions"], found["evals"])), change)
+        torch.save(elastic_functions(shape.mesh, operators, max(ELASTIC)), file)
+    evals, functions = torch.load(file)
+    return Body(shape, operators, features, functions, evals, change)
 
 
 # ---- maps ----

@@ -7,8 +7,8 @@ import torch
 from shapes import ellipsoid
 from torch import Tensor
 
-from diffnet.benchmarks.bodies.elastic import RIGID, elastic_hessian, elastic_modes
-from diffnet.geometry import Mesh, precompute
+from diffnet.benchmarks.bodies.elastic import RIGID, elastic_functions, elastic_hessian, elastic_modes
+from diffnet.geometry import Mesh, make_mesh, precompute
 
 BENDING = 0.3
 
@@ -85,3 +85,16 @@ def test_modes_solve_the_eigenproblem() -> None:
     np.testing.assert_allclose(images, evals * weights * flat, atol=1e-8 * np.abs(images).max())
     assert evals[0] > 0
     assert (np.diff(evals) >= 0).all()
+
+
+def test_functions_are_the_modes_along_normals_of_any_scale() -> None:
+    mesh = body(2)
+    large = make_mesh(7 * mesh.verts, mesh.faces)
+    operators = precompute(mesh, k=4)
+    found, others = elastic_functions(mesh, operators, 6), elastic_functions(large, precompute(large, k=4), 6)
+    torch.testing.assert_close(found[0], others[0], rtol=1e-5, atol=0)
+    hybrid = operators.with_span(torch.cat([operators.evecs.double(), found[1]], 1))
+    assert hybrid.k == 10
+    # A basis that is orthonormal in the areas has all of the elastic functions in its span.
+    coefficients = hybrid.evecs.double().mT @ (operators.mass.double()[:, None] * found[1])
+    torch.testing.assert_close(hybrid.evecs.double() @ coefficients, found[1], rtol=0, atol=1e-5)
