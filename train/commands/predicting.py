@@ -341,7 +341,7 @@ _NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "z
 
 @with_parameters(
     *parameters(SetOptions, _SET_OPTIONS),
-    *parameters(TrainOptions, ("labels", "targets", "zoomout"), {**vars(TrainOptions()), "labels": None}),
+    *parameters(TrainOptions, ("labels", "targets", "zoomout"), changes={"labels": {"default": None}}),
     *parameters(RunOptions, ("device", "cache", "jobs", "skip_unusable"), panel=None),
 )
 def evaluate(

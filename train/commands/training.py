@@ -125,6 +125,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
     context: typer.Context = arguments.pop("context")
+    # The names of the arguments that are on the command line.
     sources = {name: context.get_parameter_source(name) for name in arguments}
     chosen = {name for name, source in sources.items() if source is None or source.name != "DEFAULT"}
     call = Call(task, data, out, arguments, chosen)

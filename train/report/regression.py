@@ -139,8 +139,7 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
             ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
             axes.plot(ends, ends, color="0.5", lw=1, zorder=0)
         axes.set_title(titles[i], fontsize=10, parse_math=False)
-        axes.set_xlabel("Truth")
-        axes.set_ylabel("Prediction")
+        axes.set(xlabel="Truth", ylabel="Prediction")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="0.92")
         axes.set_axisbelow(True)

@@ -169,20 +169,16 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
     errors = np.where(truth < 0, UNLABELED, prediction != truth)
     mistakes = errors[errors >= 0]
     accuracy = percent(float(np.mean(mistakes == 0)) if len(mistakes) else np.nan)
-    pictures: list[tuple[str, NDArray[Any], NDArray[np.uint8] | None]] = [
-        ("Prediction", prediction, None),
-        ("Truth", truth, None),
-        ("Errors", errors, ERROR_COLORS),
+    wrong = f"{len(mistakes) - int((mistakes == 0).sum()):,} of {len(mistakes):,}"
+    pictures: list[tuple[str, NDArray[Any], NDArray[np.uint8] | None, str]] = [
+        ("Prediction", prediction, None, ""),
+        ("Truth", truth, None, ""),
+        ("Errors", errors, ERROR_COLORS, wrong),
     ]
     drawing = draw(surface_of(row.mesh), at, PICTURE_SIZE)
     figures = "".join(
-        figure_html(
-            png_bytes(paint(drawing, colorize(labels, colors))),
-            f"{row.name}: {kind.lower()}",
-            kind,
-            f"{len(mistakes) - int((mistakes == 0).sum()):,} of {len(mistakes):,}" if kind == "Errors" else "",
-        )
-        for kind, labels, colors in pictures
+        figure_html(png_bytes(paint(drawing, colorize(labels, colors))), f"{row.name}: {kind.lower()}", kind, note)
+        for kind, labels, colors, note in pictures
     )
     heading = f"<h3>{html.escape(row.name)} <small>{accuracy} correct</small></h3>"
     return f'<article>{heading}<div class="pictures">{figures}</div></article>'
