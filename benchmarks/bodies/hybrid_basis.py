@@ -159,14 +159,18 @@ def elastic_map(a: Body, b: Body, name: str, count: int) -> tuple[Tensor, Block,
     # The system is positive definite.
     c = torch.cholesky_solve((data_b @ data_a.mT).reshape(-1, 1), torch.linalg.cholesky(system))
     turned = turn_b.mT @ c.view(count, count) @ turn_a
-    return turned, *(Block(x.evecs.double(), x.evals[0].double()) for x in (span_a, span_b))
+    return turned, _block(span_a), _block(span_b)
 
 
 def plain_map(a: Body, b: Body, name: str, a_basis: Operators, b_basis: Operators) -> tuple[Tensor, Block, Block]:
     """The functional map in bases that are orthonormal."""
     coefficients = (a.spectra(a_basis, name)[None], b.spectra(b_basis, name)[None])
     c = ops.functional_map(*coefficients, a_basis.evals.double(), b_basis.evals.double(), weight=WEIGHT, gamma=GAMMA)
-    return c[0], *(Block(x.evecs.double(), x.evals[0].double()) for x in (a_basis, b_basis))
+    return c[0], _block(a_basis), _block(b_basis)
+
+
+def _block(operators: Operators) -> Block:
+    return Block(operators.evecs.double(), operators.evals[0].double())
 
 
 def points(parts: list[tuple[Tensor, Block, Block]], weighted: bool) -> np.ndarray:
@@ -175,9 +179,11 @@ def points(parts: list[tuple[Tensor, Block, Block]], weighted: bool) -> np.ndarr
     for c, _, _ in parts:
         u, _, vh = torch.linalg.svd(c)
         maps.append(u @ vh)
-    vectors = [torch.cat([part[side].vectors for part in parts], 1).float() for side in (1, 2)]
-    evals = torch.cat([part[1].evals for part in parts]).float() if weighted else None
-    return ops.point_map(torch.block_diag(*maps).float(), *vectors, evals).numpy()
+    of_a = torch.cat([block.vectors for _, block, _ in parts], 1).float()
+    of_b = torch.cat([block.vectors for _, _, block in parts], 1).float()
+    evals = torch.cat([block.evals for _, block, _ in parts]).float() if weighted else None
+    c = torch.block_diag(*maps).float()  # type: ignore[no-untyped-call]
+    return ops.point_map(c, of_a, of_b, evals).numpy()
 
 
 def maps_of(a: Body, b: Body, name: str) -> Iterator[tuple[str, str, np.ndarray]]:
