@@ -94,13 +94,6 @@ def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 
 @gluon.jit
-def _keep_hashes(kept, seed):
-    """Store what the pairs of columns contribute to random numbers."""
-    pairs = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0])).to(gl.uint32)
-    kept.store(_mix_all(_mix_all(pairs ^ gl.load(seed + 1).to(gl.uint32)) ^ gl.load(seed).to(gl.uint32)))
-
-
-@gluon.jit
 def _draws(hashes, low, high, tile):
     """Draw a word for each pair of columns, see `linear_kernels.random_bits`.
 
@@ -155,10 +148,6 @@ def _walk(
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
-    low1 = seeds
-    low2 = seeds
-    high1 = seeds
-    high2 = seeds
     if DROPOUT:
         low1 = gl.load(seeds).to(gl.uint32)
         high1 = gl.load(seeds + 1).to(gl.uint32)
@@ -248,10 +237,12 @@ def mlp_forward_hopper_kernel(
     slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
-    hashes = gl.allocate_shared_memory(gl.uint32, [2, 64], HASHES)
+    hashes = gl.allocate_shared_memory(gl.uint32, [2, 64], HASHES)  # of the pairs of columns, for each hidden layer
     if DROPOUT:
-        _keep_hashes(hashes.index(0), seeds)
-        _keep_hashes(hashes.index(1), seeds + 2)
+        pairs = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0])).to(gl.uint32)
+        for i in gl.static_range(2):
+            low, high = gl.load(seeds + 2 * i).to(gl.uint32), gl.load(seeds + 2 * i + 1).to(gl.uint32)
+            hashes.index(i).store(_mix_all(_mix_all(pairs ^ high) ^ low))
     for i in gl.static_range(INPUTS):
         keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
     keep_weight(w2, weight2, 128, True)

@@ -74,7 +74,7 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
     depth = 0
     while len(sizes):
         index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
-        if (sizes <= LEAF).any():  # Regions that are small enough are leaves.
+        if (sizes <= LEAF).any():  # Regions that are small enough are leaves. Some are empty.
             small = (size <= LEAF)[index]
             leaf, inner = small.nonzero()[:, 0], (~small).nonzero()[:, 0]
             level[order[0, leaf]] = depth
@@ -113,9 +113,6 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
         number = torch.stack([2 * number, 2 * number + 1], 1).flatten()
         sizes = size.cpu().numpy()
         order = order[:, : int(sizes.sum())]
-        if not sizes.all():
-            filled = torch.from_numpy(np.flatnonzero(sizes)).to(graph.device)
-            number, size, sizes = number[filled], size[filled], sizes[sizes > 0]
         depth += 1
     return Dissection(level, region)
 
