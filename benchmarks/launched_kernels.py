@@ -250,8 +250,9 @@ def _spectral(dtype: torch.dtype, k: int, c: int, meshes: int) -> None:
 
 def _layers(dtype: torch.dtype, c: int, h: int) -> None:
     """Layers of an MLP from c to h channels, one kernel for each."""
-    x, y, bias, seed = _empty(50_000, c, dtype=dtype), _empty(50_000, h, dtype=dtype), _empty(h), _empty(2).long()
-    for parts in (1, 2, 3):
+    bias, seed = _empty(h), _empty(2).long()
+    for rows, parts in product((50_000, 100_000), (1, 2, 3)):
+        x, y = _empty(rows, c, dtype=dtype), _empty(rows, h, dtype=dtype)
         weight, *_ = operands([_empty(h, parts * c)], dtype, dot_precision(x))
         for dropout, own, added in product((0.0, 0.5), (bias, None), (y, None)):
             some_seed = seed if dropout else None

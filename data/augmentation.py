@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from diffnet.data.feature_names import KINDS, check_turned, feature_parts, vector_channels
-from diffnet.data.features import descriptor, rotate_vectors
+from diffnet.data.features import rotate_vectors
 from diffnet.data.labeled import UNLABELED, TargetsAt
 from diffnet.data.places import places_of
 from diffnet.data.samples import Sample
-from diffnet.geometry import Operators, mirrored, rotated, scaled
-from diffnet.geometry.augmentation.transforms import per_vertex
+from diffnet.geometry import Operators, mirrored, rotated, scaled, spread
 from diffnet.geometry.descriptors import hks_times
 
 
@@ -125,15 +124,16 @@ def _rescaled(x: Tensor, features: str, operators: Operators, factors: Tensor, t
     """The features of scaled meshes, given their operators."""
     parts, columns, start = feature_parts(features), [], 0
     for part in parts:
+        kind = KINDS.get(part.name)
         stop = x.shape[1] if part.channels is None else start + part.channels  # own arrays are the last ones
         values = x[:, start:stop]
         if part.name == "xyz":
-            values = values * per_vertex(operators, factors)[:, None]
-        elif part.is_descriptor:
+            values = values * spread(factors, operators)[:, None]
+        elif kind is not None and kind.descriptor is not None:
             times = hks_times(device=x.device) if times is None else times
-            values = descriptor(part.name, operators, times)
+            values = kind.descriptor(operators, times)
             if len(parts) > 1:
-                values = (values - KINDS[part.name].shift) * KINDS[part.name].factor
+                values = (values - kind.shift) * kind.factor
         columns.append(values)
         start = stop
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]

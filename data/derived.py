@@ -95,9 +95,7 @@ def derived(
 ) -> DerivedMeshes:
     """The meshes that a function makes from each mesh, in order. They are made in worker processes and stored.
 
-    make: picklable
-    about: plain values that tell the function, and a fixed name first
-    is_long: whether it takes longer than sending a mesh to a process, which takes some milliseconds
+    make: picklable. about, jobs, advance, is_long: see `remembered`
 
     If the cache can't be written, there are warnings, and each mesh is made again whenever it is asked for. Raises the
     errors of `make`.

@@ -42,6 +42,13 @@ class Kind:
     is_vector: bool = False
     needs_eigenpairs: bool = False
 
+    def values(self, mesh: Mesh, operators: Operators) -> Tensor:
+        """The values of a single part, (V, C)."""
+        if self.of_mesh is not None:
+            return self.of_mesh(mesh, operators)
+        assert self.descriptor is not None
+        return self.descriptor(operators, None)
+
 
 def _positions(mesh: Mesh, operators: Operators) -> Tensor:
     import torch
@@ -104,7 +111,7 @@ def _diffused_offsets(mesh: Mesh, operators: Operators) -> Tensor:
     return torch.stack(values, 1)
 
 
-def _log_hks(operators: Operators, times: Tensor | None) -> Tensor:
+def log_hks(operators: Operators, times: Tensor | None) -> Tensor:
     return geometry.hks(operators, scales=times).clamp(min=1e-6).log() / 3
 
 
@@ -117,7 +124,7 @@ KINDS: dict[str, Kind] = {
     "metric-curvature": Kind(10, _metric_curvature, shift=0.2, factor=1.35, needs_eigenpairs=True),
     "diffused-offsets": Kind(24, _diffused_offsets, shift=0.1, factor=4.0, needs_eigenpairs=True),
     "hks": Kind(16, descriptor=lambda operators, times: geometry.hks(operators, scales=times), shift=3.0, factor=1 / 3),
-    "log-hks": Kind(16, descriptor=_log_hks, shift=0.2, factor=3.0),
+    "log-hks": Kind(16, descriptor=log_hks, shift=0.2, factor=3.0),
     "wks": Kind(16, descriptor=lambda operators, times: geometry.wks(operators), shift=0.5, factor=2.0),
     "wks-128": Kind(128, descriptor=lambda o, times: geometry.wks(o, 128, unit=True), shift=0.91, factor=1.3),
 }
@@ -176,12 +183,8 @@ class FeaturePart:
 
     @property
     def needs_eigenpairs(self) -> bool:
-        return self.name in KINDS and (self.is_descriptor or KINDS[self.name].needs_eigenpairs)
-
-    @property
-    def is_descriptor(self) -> bool:
-        """Whether its values are computed again for a scaled mesh."""
-        return self.name in KINDS and KINDS[self.name].descriptor is not None
+        kind = KINDS.get(self.name)
+        return kind is not None and (kind.descriptor is not None or kind.needs_eigenpairs)
 
 
 def feature_parts(features: str) -> tuple[FeaturePart, ...]:

@@ -132,8 +132,7 @@ def input_features(
                 array = standardized(array, statistics[part.array])
             values = torch.from_numpy(np.where(inside[:, None], array, 0)).float()
         else:
-            compute = KINDS[part.name].of_mesh
-            values = descriptor(part.name, operators) if compute is None else compute(mesh, operators)
+            values = KINDS[part.name].values(mesh, operators)
         columns.append(values if kind is None or len(parts) == 1 else (values - kind.shift) * kind.factor)
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
@@ -151,18 +150,3 @@ def rotate_vectors(x: Tensor, vectors: Sequence[slice], rotations: Tensor, ptr: 
     turned = [rotate(x[:, channels], rotations, ptr) for channels in vectors]
     rest = x[:, vectors[-1].stop :] if vectors else x  # vectors come first
     return turned[0] if len(turned) == 1 and not rest.shape[1] else torch.cat([*turned, rest], 1)
-
-
-def descriptor(name: str, operators: Operators, times: Tensor | None = None) -> Tensor:
-    """A kind of features that is computed from eigenpairs, with its values as a single part, (V, C).
-
-    name: of the kind, such as "hks", see `input_features`
-    times: of hks and log-hks, see `hks`
-
-    Raises ValueError for another name.
-    """
-    compute = KINDS[name].descriptor if name in KINDS else None
-    if compute is None:
-        kinds = [kind for kind in KINDS if KINDS[kind].descriptor is not None]
-        raise ValueError(f"name should be one of {', '.join(kinds)}, got {name!r}")
-    return compute(operators, times)

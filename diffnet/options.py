@@ -34,7 +34,7 @@ def about(
     return {"help": help, "least": least, "below": below, "most": most, **more}
 
 
-def option(default: Any, panel: str | None, help: str, **more: Any) -> Any:
+def option(default: Any, help: str, *, panel: str | None = None, **more: Any) -> Any:
     """The field of an option of a command, in a panel of its help. more: see `about`"""
     return field(default=default, metadata=about(help, panel=panel, **more))
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from diffnet.geometry.augmentation.transforms import per_vertex
 from diffnet.geometry.batches.functional import check_operators, mesh_mean, spread, to_spectral, with_eigenpairs
 from diffnet.geometry.errors import refuses
 from diffnet.geometry.operators import Operators
@@ -196,7 +195,7 @@ def diffused_curvature(positions: Tensor, operators: Operators, *, times: Tensor
         times = evals.new_tensor(TIMES)
     check_tensor("times", times, ("T",))
     check_finite("times", times, least=0)
-    mesh_numbers = per_vertex(operators, torch.arange(meshes, device=mass.device))
+    mesh_numbers = spread(torch.arange(meshes, device=mass.device), operators)
     area = mass.new_zeros(meshes).index_add(0, mesh_numbers, mass)
     center = positions.new_zeros(meshes, 3).index_add(0, mesh_numbers, mass[:, None].to(positions) * positions)
     centered = positions - (center / area[:, None].to(positions))[mesh_numbers]

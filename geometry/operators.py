@@ -38,6 +38,7 @@ from diffnet.ops.common.ragged import cat_shifted
 from diffnet.ops.sparse.op import check_matrix_blocks
 
 UnpackAt: TypeAlias = Literal["vertices", "faces", "edges", "mesh", "global_mean"]
+_LENGTHS = {"vertices": "lengths", "faces": "face_lengths", "edges": "edge_lengths"}
 
 # `prepared` remembers its results on a GPU while this part of the GPU's memory stays free.
 FREE_SHARE = 0.5
@@ -324,20 +325,12 @@ class Operators(FieldwiseCopy, Fields):
         >>> [each.shape for each in batch.unpack(batch.faces, at="faces")]
         [torch.Size([1, 3]), torch.Size([1, 3])]
         """
-        match at:
-            case "vertices":
-                lengths = self.lengths
-            case "faces":
-                lengths = self.face_lengths
-            case "edges":
-                lengths = self.edge_lengths
-            case "mesh" | "global_mean":
-                lengths = (1,) * len(self)
-            case _:
-                raise ValueError(f"at should be one of {', '.join(get_args(UnpackAt))}, got {at!r}")
+        if at not in get_args(UnpackAt):
+            raise ValueError(f"at should be one of {', '.join(get_args(UnpackAt))}, got {at!r}")
+        per_mesh = at in ("mesh", "global_mean")
+        lengths = (1,) * len(self) if per_mesh else getattr(self, _LENGTHS[at])
         if not isinstance(y, Tensor):
             raise not_a_tensor("y", y)
-        per_mesh = at in ("mesh", "global_mean")
         if not -y.ndim <= dim < y.ndim or y.shape[dim] != sum(lengths):
             rows = "meshes" if per_mesh else at
             raise ValueError(f"y should have {sum(lengths)} {rows} in dimension {dim}, shape is {tuple(y.shape)}")
@@ -485,7 +478,10 @@ class Operators(FieldwiseCopy, Fields):
         if dtype is not None and (converted := self.to(dtype)) is not self:
             return converted.to(target, non_blocking=non_blocking)
         if self._pinned is not None and can_remember():
-            return self._copy_of_buffer(self._pinned, target, non_blocking)
+            moved = self.map_tensors(copies_of(self._pinned, target))
+            if not non_blocking:
+                torch.cuda.current_stream(target).synchronize()
+            return moved
         tensors = self._tensors()
         if not (can_remember() and _are_plain(tensors)):
             return self.map_tensors(move)
@@ -510,13 +506,6 @@ class Operators(FieldwiseCopy, Fields):
             return self.map_tensors(Tensor.pin_memory)
         buffer, copies = pinned(tensors)
         return remember(self._copied(tensors, copies), _pinned=buffer)
-
-    def _copy_of_buffer(self, buffer: Tensor, device: torch.device, non_blocking: bool) -> Operators:
-        """These operators, which `pin_memory` has put into a buffer, on a GPU."""
-        moved = self.map_tensors(copies_of(buffer, device))
-        if not non_blocking:
-            torch.cuda.current_stream(device).synchronize()
-        return moved
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> Operators:
         """Apply a function to all tensors, also to those that the operators have already found.

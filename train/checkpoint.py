@@ -146,7 +146,7 @@ def _check_history(path: Path, checkpoint: Checkpoint, task: Task[Any, Any], opt
     at = checkpoint["labels_at"]
     if not task.allows(at) or (isinstance(at, tuple) and len(at) != len(checkpoint["label_names"])):
         raise CheckpointError(f"{path}: labels_at is {at!s:.200}, which is not allowed in {task.name}")
-    history, expected = checkpoint["history"], set(columns(task.scoring(options)[0]))
+    history, expected = checkpoint["history"], set(columns(task.score_name(options)))
     if not isinstance(history, list) or not all(_is_row(row, i, expected) for i, row in enumerate(history, 1)):
         raise CheckpointError(f"{path}: history should be a list with one row of numbers per epoch")
 

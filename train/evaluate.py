@@ -35,8 +35,7 @@ def evaluate(
     ranks: those that share the samples. All get the tally of all samples.
     """
     channels = model.out_channels
-    new_tally, tally_of = task.tallying(options)
-    tally = new_tally(channels, device)
+    tally = task.new_tally(channels, device, options)
     place = ranks.place
     numbers: Sequence[int] = range(len(samples))
     if not ranks.is_alone:
@@ -51,7 +50,8 @@ def evaluate(
         outputs = network_outputs(model, sample, options, device)
         predicted = task.to_score(task.from_network(outputs, sample.operators, options), options)
         back = sample.interpolation
-        tally += tally_of(predicted, sample.labels if back is None else back.labels(sample.labels), channels)
+        targets = sample.labels if back is None else back.labels(sample.labels)
+        tally += task.tally(predicted, targets, channels, options)
         if predictions is not None:
             post([number, predicted.cpu()])
     tally = tally.cpu()

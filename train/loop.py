@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def train(
     if it was started with other options, if there are more ranks than meshes, and if ranks have other data or versions.
     """
     task, meshes = data.task, data.meshes
-    score_name, score_of = task.scoring(options)
+    score_name, score_of = task.score_name(options), partial(task.score, options=options)
     samples, groups = _grouped(data)
     out_of_training = set(data.held_out)
     fitted = [group for group in groups if group[0] not in out_of_training]

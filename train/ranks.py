@@ -35,6 +35,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 
 from diffnet.geometry.errors import DiffnetError, OptionError
+from diffnet.geometry.files import npy_bytes
 from diffnet.interrupts import Terminated, ignore_sigterm
 from diffnet.train.console import complain, console, user_message
 from diffnet.train.place import Place, place
@@ -339,9 +340,7 @@ def _plain(value: Any) -> Any:
     """A tensor or an array as a value of JSON."""
     if not isinstance(value, (torch.Tensor, np.ndarray)):
         raise TypeError(f"ranks can't send a value of type {type(value).__name__}")
-    content = io.BytesIO()
-    np.save(content, value)
-    return {type(value).__name__: b64encode(content.getvalue()).decode()}
+    return {type(value).__name__: b64encode(npy_bytes(np.asarray(value))).decode()}
 
 
 def _restored(value: dict[str, Any]) -> Any:

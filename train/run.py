@@ -104,7 +104,7 @@ def run_training(
         if stored is not None:
             options = replace(options, upright=stored["options"]["upright"])  # what the data have decided
             check_same_options(stored, options, out)  # before preprocessing, which takes long
-        score, _ = task.scoring(options)
+        score = task.score_name(options)
         started = time.perf_counter()
         take_phases()  # of earlier runs of this process
         run = run_data(task, data, options, stored, out, memory, ranks, **where)

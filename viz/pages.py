@@ -82,9 +82,8 @@ def page(
     >>> triangle = ([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]])
     >>> page(triangle, scalars={"x": [0.0, 1.0, 0.0], "y": [0.0, 0.0, 1.0]}).save("triangle.html")
     """
-    shapes = make_shapes(
-        mesh, labels=labels, scalars=scalars, colors=colors, vectors=vectors, frames=frames, at=at, titles=titles
-    )
+    values = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
+    shapes = make_shapes(mesh, at, titles, **values)
     scales = scales_of(shapes, color_map, range)
     every = [field for shape in shapes for field in shape.fields]
     highest = max((int(field.values.max(initial=-1)) for field in every if field.kind == "labels"), default=-1)

@@ -108,9 +108,8 @@ def picture(
     >>> picture(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]), scalars=[0.0, 0.5, 1.0], size=(90, 60), legend=False)
     Picture(90 × 60 pixels)
     """
-    shapes = make_shapes(
-        mesh, labels=labels, scalars=scalars, colors=colors, vectors=vectors, frames=frames, at=at, titles=titles
-    )
+    values = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
+    shapes = make_shapes(mesh, at, titles, **values)
     for shape in shapes:
         if len(shape.fields) > 1:
             names = ", ".join(field.name for field in shape.fields)
@@ -240,8 +239,16 @@ def legend_image(legend: Legend, height: int, size: int, background: tuple[int, 
     if legend.scale:
         room_below = pad + (row + pad) * len(entries)
         bar = max(min(height - top - size // 2 - room_below, 22 * size), 2 * size)
-        _draw_bar(image, legend.scale, marks, (0, top + size // 2), (round(1.2 * size), bar), letters, size)
-        top += size // 2 + bar + pad
+        # The color bar, with numbers on its right.
+        top, right = top + size // 2, round(1.2 * size)
+        rows = np.linspace(len(legend.scale.table) - 1, 0, bar).round().astype(int)
+        image.paste(Image.fromarray(np.repeat(legend.scale.table[rows][:, None], right, axis=1)), (0, top))
+        draw.rectangle((0, top, right - 1, top + bar - 1), outline=_LINE)
+        for number, text in marks:
+            y = top + (bar - 1) * (1 - (number - legend.scale.low) / (legend.scale.high - legend.scale.low))
+            draw.line((right, y, right + 0.4 * size, y), fill=_LINE)
+            draw.text((right + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
+        top += bar + pad
     for name, color in entries:
         if color is not None:
             box = (0, top + 0.25 * size, size, top + 1.25 * size)
@@ -249,27 +256,6 @@ def legend_image(legend: Legend, height: int, size: int, background: tuple[int, 
         draw.text((1.7 * size, top + 0.75 * size), name, fill=_INK, font=letters, anchor="lm")
         top += row
     return image
-
-
-def _draw_bar(
-    image: Image.Image,
-    scale: Scale,
-    marks: Sequence[tuple[float, str]],
-    corner: tuple[int, int],
-    extent: tuple[int, int],
-    letters: Any,
-    size: int,
-) -> None:
-    """A color bar with numbers on its right."""
-    (left, top), (width, height) = corner, extent
-    draw = ImageDraw.Draw(image)
-    rows = np.linspace(len(scale.table) - 1, 0, height).round().astype(int)
-    image.paste(Image.fromarray(np.repeat(scale.table[rows][:, None], width, axis=1)), (left, top))
-    draw.rectangle((left, top, left + width - 1, top + height - 1), outline=_LINE)
-    for number, text in marks:
-        y = top + (height - 1) * (1 - (number - scale.low) / (scale.high - scale.low))
-        draw.line((left + width, y, left + width + 0.4 * size, y), fill=_LINE)
-        draw.text((left + width + 0.8 * size, y), text, fill=_INK, font=letters, anchor="lm")
 
 
 def short_names(names: Sequence[str], fits: Callable[[str], bool]) -> list[str]:

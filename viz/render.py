@@ -186,20 +186,13 @@ def _draw(
         nearness = weights if heights is None else -weights * heights[:, owner]
         nearest_elements = elements[owner, nearness.argmax(axis=0)]
         blended = (corners[:, owner], weights) if blend else (None, None)
-        yield pixels[is_face], _shade(_facing(normals, owner, weights)), nearest_elements, *blended
+        # Unit normals toward the viewer.
+        normal = np.stack([sum(normals[k, i, owner] * weights[k] for k in range(3)) for i in range(3)])
+        normal *= np.where(normal[2] < 0, -1.0, 1.0) / np.maximum(np.sqrt((normal**2).sum(axis=0)), 1e-300)
+        yield pixels[is_face], _shade(normal), nearest_elements, *blended
         if len(balls):
             ball = items[~is_face] - len(faces)
             yield _ball_samples(pixels[~is_face], centers[ball], radius, balls[ball], samples[1], blend)
-
-
-def _facing(normals: Floats, owner: Ints, weights: Floats) -> Floats:
-    """The unit normals (3, N) toward the viewer at points of triangles `owner` (N,) with barycentric weights (3, N).
-
-    normals: (3, 3, F), by corner and coordinate
-    """
-    normal = np.stack([sum(normals[k, i, owner] * weights[k] for k in range(3)) for i in range(3)])
-    normal *= np.where(normal[2] < 0, -1.0, 1.0) / np.maximum(np.sqrt((normal**2).sum(axis=0)), 1e-300)
-    return normal
 
 
 def _ball_samples(pixels: Ints, centers: Floats, radius: float, elements: Ints, width: int, blend: bool) -> _Samples:

@@ -33,17 +33,11 @@ class Shape(NamedTuple):
 
 
 def make_shapes(
-    mesh: Meshes,
-    *,
-    labels: Any,
-    scalars: Any,
-    colors: Any,
-    vectors: Any,
-    frames: Any,
-    at: ValuesAt | Mapping[str, ValuesAt] | None,
-    titles: str | Sequence[str] | None,
+    mesh: Meshes, at: ValuesAt | Mapping[str, ValuesAt] | None, titles: str | Sequence[str] | None, **values: Any
 ) -> list[Shape]:
     """The shapes of one mesh or of a list of meshes. `picture` explains the arguments.
+
+    values: `labels`, `scalars`, `colors`, `vectors` and `frames`
 
     A surface without values gets a field of kind "colors" whose name is empty.
     """
@@ -51,7 +45,6 @@ def make_shapes(
     if not meshes:
         raise ValueError("expected a mesh or a list of meshes, got an empty list")
     count = len(meshes) if isinstance(mesh, list) else None
-    values = {"labels": labels, "scalars": scalars, "colors": colors, "vectors": vectors, "frames": frames}
     columns = {name: _per_shape(name, value, count) for name, value in values.items()}
     names = [""] * len(meshes) if titles is None else [titles] if isinstance(titles, str) else [*titles]
     if len(names) != len(meshes):

@@ -30,22 +30,6 @@ class Surface(NamedTuple):
     mesh: Mesh | None = None
 
 
-def make_surface(verts: Any, faces: Any) -> Surface:
-    """Arrays as a surface. Raises ValueError if they do not fit. Coordinates may be NaN or infinite.
-
-    verts: (V, 3); faces: (F, 3), None or empty for a point cloud
-    """
-    verts = np.asarray(verts, np.float64)
-    if verts.ndim != 2 or verts.shape[1] != 3:
-        raise ValueError(f"vertices should have shape (V, 3), shape is {verts.shape}")
-    faces = np.zeros((0, 3), np.int64) if faces is None or len(faces) == 0 else np.asarray(faces, np.int64)
-    if faces.ndim != 2 or faces.shape[1] != 3:
-        raise ValueError(f"faces should have shape (F, 3), shape is {faces.shape}")
-    if len(faces) and not (faces.min() >= 0 and faces.max() < len(verts)):
-        raise ValueError(f"faces should index {len(verts)} vertices, but run from {faces.min()} to {faces.max()}")
-    return Surface(verts, faces)
-
-
 def is_operators(mesh: Any) -> TypeGuard[Operators]:
     """Whether an object is an `Operators`. This doesn't load PyTorch."""
     # If the module isn't loaded yet, the object can't be one.

@@ -11,6 +11,7 @@ from diffnet.benchmarks.harness.peers import both_passes, compiled, leaf
 from diffnet.benchmarks.harness.registry import Case, Options, benchmark
 from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.ops import Backend, mlp
+from diffnet.ops.common.backend import HAS_TRITON
 
 
 @benchmark("mlp", metrics=("GB/s",))
@@ -33,13 +34,29 @@ def mlp_cases(options: Options) -> Iterator[Case]:
         work = {"forward": (10.0 * c * c, 4), "backward": (20.0 * c * c, 7)}
         for step, peers in both_passes(device, forwards, [*inputs, *weights, *biases]):
             flops, columns = work[step]
+            moved = moved_columns(step, inputs, weights) if HAS_TRITON else columns
             yield Case(
                 {"pass": step, **size.parameters()},
                 peers,
                 flops=v * flops,
                 bytes=float(size.kind.bytes * v * c * columns),
+                design_bytes={"triton": float(size.kind.bytes * v * c * moved)},
                 kind=size.kind,
             )
+
+
+def moved_columns(step: str, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> int:
+    """The matrices (V, C) that our kernels read and write in a pass.
+
+    One kernel for all layers also writes both hidden layers. With a kernel for each layer, the next one reads them.
+    The backward reads the hidden layers and writes the gradients before the activations, and the kernel of the weights
+    reads all of these and the inputs.
+    """
+    from diffnet.ops.mlp.kernels import backward_tiling, forward_tiling
+
+    if step == "forward":
+        return 6 if forward_tiling(inputs, weights, True) else 4 + 2 + 3
+    return (8 if backward_tiling(inputs, weights) else 3 + 3 + 5) + 8
 
 
 def _block_mlp(

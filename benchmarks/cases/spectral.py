@@ -32,10 +32,12 @@ def to_spectral_cases(options: Options) -> Iterator[Case]:
         # A copy of as many bytes shows the speed of the memory at this size.
         half, other = torch.empty(2, v, (k + c) // 2, device=device, dtype=dtype)
         for step, peers in both_passes(device, forwards, [x]):
+            moved = float(size.kind.bytes * v * (k + c) + 4 * v + 4 * k * c)
             yield Case(
                 {"pass": step, **size.parameters(k=k)},
                 {**peers, "copy": partial(half.copy_, other)},
                 flops=2.0 * v * k * c,
-                bytes=float(size.kind.bytes * v * (k + c) + 4 * v + 4 * k * c),
+                bytes=moved,
+                design_bytes={"triton": moved},
                 kind=size.kind,
             )

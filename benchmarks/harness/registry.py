@@ -60,6 +60,8 @@ class Case:
     flops: useful operations, counted by the direct form
     bytes: fewest bytes that must be moved
     executed_flops: operations by peer, for peers that use other formulas than the direct form
+    design_bytes: bytes by peer that its kernels move, for peers whose kernels are known. A matrix counts once for each
+        kernel that reads it, and once for the kernel that writes it.
     kind: the arithmetic; None if the case has no floor
     times: factors by peer, for peers that do only a part of the work. Their milliseconds are multiplied by the factor.
         Their names should say so.
@@ -78,6 +80,7 @@ class Case:
     flops: float | None = None
     bytes: float | None = None
     executed_flops: Mapping[str, float] = field(default_factory=dict)
+    design_bytes: Mapping[str, float] = field(default_factory=dict)
     kind: Arithmetic | None = None
     times: Mapping[str, float] = field(default_factory=dict)
     wall_clock: bool = False
@@ -91,6 +94,13 @@ class Case:
         if self.kind is None or self.flops is None or self.bytes is None:
             return None
         return floor_ms(min([self.flops, *self.executed_flops.values()]), self.bytes, self.kind)
+
+    def design_ms(self, peer: str) -> float | None:
+        """The milliseconds an H200 needs at least for what a peer computes and moves, None if that is not known."""
+        flops, moved = self.executed_flops.get(peer, self.flops), self.design_bytes.get(peer)
+        if self.kind is None or flops is None or moved is None:
+            return None
+        return floor_ms(flops, moved, self.kind)
 
 
 Cases: TypeAlias = Callable[[Options], Iterator[Case]]

@@ -27,7 +27,8 @@ Row = dict[str, str | int | float | None]
 
 # These columns follow the parameters of the benchmark. tflops counts the operations of the direct form,
 # executed_tflops the operations that the peer computes. peak_mb is in units of 2²⁰ bytes. gpu_ms explains a wall-clock
-# time: it is the time of the GPU alone.
+# time: it is the time of the GPU alone. floor_share is the floor's share of the time, and design_share that of
+# `Case.design_ms`.
 COLUMNS = (
     "peer",
     "median_ms",
@@ -41,6 +42,7 @@ COLUMNS = (
     "gbps",
     "floor_ms",
     "floor_share",
+    "design_share",
     "error",
 )
 
@@ -59,7 +61,7 @@ def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
     times = [ms * case.times.get(peer, 1) for ms in result.milliseconds]
     ms = median(times)
     low, _, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else (ms, ms, ms)
-    executed = case.executed_flops.get(peer, case.flops)
+    executed, design_ms = case.executed_flops.get(peer, case.flops), case.design_ms(peer)
     row.update(
         median_ms=_short(ms),
         q1_ms=_short(low),
@@ -71,6 +73,7 @@ def _numbers(case: Case, peer: str, result: Measurement | Failure) -> Row:
         executed_tflops=_short(executed and executed / ms / 1e9),
         gbps=_short(case.bytes and case.bytes / ms / 1e6),
         floor_share=_short(case.floor_ms and case.floor_ms / ms),
+        design_share=_short(design_ms and design_ms / ms),
         **result.details,
     )
     return row

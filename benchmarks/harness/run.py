@@ -98,6 +98,8 @@ def _line(row: Row) -> str:
         parts.append(f"{row['gpu_ms']} ms of the GPU")
     if row["floor_share"] is not None:
         parts.append(f"{100 * float(row['floor_share']):.0f} % of the floor")
+    if row["design_share"] is not None:
+        parts.append(f"{100 * float(row['design_share']):.0f} % of the floor of its design")
     if row["peak_mb"] is not None:
         parts.append(f"{row['peak_mb']} MB")
     return ", ".join(parts)

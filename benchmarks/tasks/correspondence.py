@@ -1,4 +1,4 @@
-"""Geodesic errors of `diffnet train correspondence` on a set, beside those after ZoomOut and of nearest vertices.
+"""Geodesic errors of `diffnet train correspondence` on a set, beside those after ZoomOut.
 
     python -m diffnet.benchmarks.tasks.correspondence --out FOLDER [--data FOLDER] [--seeds 0 1 2] [options]
 
@@ -44,13 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append({"row": method, "seed": seed, **row})
     write_csv(options.out / "correspondence.csv", rows)
     for method in options.only:
-        errors, refined, floor = (
-            [line[name] for line in rows if line["row"] == method]
-            for name in ("mean_error_x100", "zoomout_x100", "floor_x100")
+        errors, refined = (
+            [line[name] for line in rows if line["row"] == method] for name in ("mean_error_x100", "zoomout_x100")
         )
         print(
             f"{method}: mean error ×100 {np.mean(errors):.3f}, from {min(errors):.3f} to {max(errors):.3f}; after "
-            f"ZoomOut {np.mean(refined):.3f}; nearest vertices {np.mean(floor):.3f}"
+            f"ZoomOut {np.mean(refined):.3f}"
         )
     print(f"wrote {options.out / 'correspondence.csv'}")
 
@@ -60,7 +59,6 @@ def scores(content: dict[str, Any]) -> dict[str, Any]:
     same = ("mean_error_x100", "flipped_pairs", "auc", "test_pairs", "train_pairs")
     return {
         **{name: content[name] for name in (*same, "preprocessing_seconds", "training_seconds")},
-        "floor_x100": 100 * content["floor"],
         "unflipped_x100": 100 * content["unflipped_mean_error"],
         "epochs": content["options"]["epochs"],
     }

@@ -124,7 +124,7 @@ def run_job(job: Job) -> dict[str, Any]:
             return {**row, "error": str(e)}
     row["training_seconds"] = round(sum(epoch["seconds"] for epoch in run["history"]), 2)
     model = restore_model(run)[0].to(device)
-    score = task.score(evaluate(task, model, held_out_samples, options, device))
+    score = task.score(evaluate(task, model, held_out_samples, options, device), options)
     return {**row, "held_out_score": round(score, 6)}
 
 

@@ -34,7 +34,6 @@ PROGRAMS: dict[str, tuple[str, dict[str, tuple[str, Callable[[str], str]]]]] = {
             "method": ("row", str),
             "seed": ("seed", str),
             "error": ("mean_error_x100", _rounded),
-            "nearest vertices": ("floor_x100", _rounded),
             "pairs with left and right exchanged": ("flipped_pairs", str),
         },
     ),

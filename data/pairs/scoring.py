@@ -30,13 +30,11 @@ class PairErrors:
     errors: (N,) float64, of all true correspondences of the pair
     flipped: whether the map is closer to the mirrored truth, where left and right are exchanged
     unflipped: (N,) the errors to the closer of the two truths; `errors` if the map is not flipped
-    floor: the mean error of the nearest vertices, below which no map to vertices can come; 0 if the truth is vertices
     """
 
     errors: Floats
     flipped: bool
     unflipped: Floats
-    floor: float
 
 
 def pair_errors(
@@ -74,15 +72,13 @@ def pair_errors(
             Prediction(mesh, vertices[t.vertices], t.points)
             for mesh, vertices, t in zip(meshes, maps, truths, strict=True)
         ]
-        + [Prediction(mesh, t.points, t.points) for mesh, t in zip(meshes, truths, strict=True)]
         # A sample decides whether a map is flipped. Distances to the wrong truth are long, and long ones take longest.
         + [_sample_of(meshes[i], maps[i][t.vertices], t.points) for i, t in mirrors.items()]
     )
-    count = len(pairs)
+    errors, samples = distances[: len(pairs)], distances[len(pairs) :]
     for i, (first, second) in enumerate(pairs):
         if data.is_partial(first, second):
-            distances[i] = _errors_of_part(first, second, (maps[i][truths[i].vertices], truths[i].points), distances[i])
-    errors, floors, samples = distances[:count], distances[count : 2 * count], distances[2 * count :]
+            errors[i] = _errors_of_part(first, second, (maps[i][truths[i].vertices], truths[i].points), errors[i])
     flips = [
         i
         for i, sample in zip(mirrors, samples, strict=True)
@@ -90,11 +86,7 @@ def pair_errors(
     ]
     others = measure([Prediction(meshes[i], maps[i][mirrors[i].vertices], mirrors[i].points) for i in flips])
     by_mirror = dict(zip(flips, others, strict=True))
-    return [
-        # Two partial shapes may have no overlap.
-        PairErrors(each, i in by_mirror, by_mirror.get(i, each), mean_error(floors[i]) if len(each) else np.nan)
-        for i, each in enumerate(errors)
-    ]
+    return [PairErrors(each, i in by_mirror, by_mirror.get(i, each)) for i, each in enumerate(errors)]
 
 
 def _errors_of_part(first: PairShape, second: PairShape, ends: tuple[Ints, Ints], errors: Floats) -> Floats:

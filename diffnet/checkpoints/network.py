@@ -97,8 +97,8 @@ def visible_options(weights: Mapping[str, Any]) -> dict[str, Any]:
         options["mlp_norm"] = "layer" if shifts else "rms" if scales else "none"
         attends = "blocks.0.attention.query_key_value.weight" in shapes
         options["attention_heads"] = ABOVE_0 if attends else 0
-        tokens = shapes.get(f"blocks.{options['blocks'] // 2}.tokens.share.weight", ())
-        options["global_tokens"] = (*tokens, 0)[0]
+        middle = f"blocks.{options['blocks'] // 2}"
+        options["global_tokens"] = (*shapes.get(f"{middle}.tokens.share.weight", ()), 0)[0]
         options["pair_attention"] = sum(bool(re.fullmatch(r"pairs\.\d{1,9}\.norm\.weight", name)) for name in shapes)
         options["condition_channels"] = (0, *shapes.get("modulation.weight", ()))[-1]
     layers = mlp_layers(shapes)

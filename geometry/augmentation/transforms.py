@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffnet.geometry.batches.functional import spread
 from diffnet.geometry.operators import Operators, changed
 from diffnet.geometry.positions.rotation import rotate
 from diffnet.ops import SparseMatrix
@@ -33,7 +34,7 @@ def scaled(operators: Operators, factors: Tensor | float) -> Operators:
     if isinstance(factors, Tensor):
         check_tensor("factors", factors, (len(o),), o.device)
         factors = factors.to(o.mass.dtype)
-        s: Any = per_vertex(o, factors)
+        s: Any = spread(factors, o)
         of_mesh: Any = factors[:, None]
     else:
         check_number("factors", factors)
@@ -76,7 +77,7 @@ def mirrored(operators: Operators, which: Tensor | None = None, *, axis: int = 0
         if not isinstance(which, Tensor) or which.dtype != torch.bool or which.shape != (len(o),):
             raise ValueError(f"which should be a tensor of {len(o)} booleans, got {which!r:.80}")
         signs = 1.0 - 2.0 * which.to(o.mass.dtype)
-    sign = per_vertex(o, signs)
+    sign = spread(signs, o)
 
     def turned(frames: Tensor) -> Tensor:
         frames = frames.clone()
@@ -108,13 +109,6 @@ def rotated(operators: Operators, rotations: Tensor) -> Operators:
     check_tensor("rotations", rotations, (len(o), 3, 3), o.device)
     ptr = 3 * o.ptr  # the three axes of a frame are rotated like three positions
     return changed(o, {"frames": lambda x: rotate(x.reshape(-1, 3), rotations, ptr).reshape(x.shape).to(x.dtype)})
-
-
-def per_vertex(operators: Operators, values: Tensor) -> Tensor:
-    """Repeat the values of each mesh (B,) for its vertices, (V,). Nothing is read back from a GPU."""
-    if len(operators) == 1:
-        return values.expand(operators.num_vertices)
-    return torch.repeat_interleave(values, operators.ptr.diff(), output_size=operators.num_vertices)
 
 
 def _per_entry(matrix: SparseMatrix, values: Any) -> Any:

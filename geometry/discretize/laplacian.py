@@ -85,7 +85,9 @@ def laplacian_and_mass(
     mass = np.maximum(mass, MIN_MASS * mass.mean())
 
     if not used.all():
-        laplacian = _spread(laplacian, used)
+        entries, places = laplacian.tocoo(), np.flatnonzero(used)
+        ends = places[entries.row], places[entries.col]
+        laplacian = scipy.sparse.csr_matrix((entries.data, ends), (len(used), len(used)))
     areas = np.zeros(len(used))
     areas[used] = mass * scale**2
     return laplacian, areas
@@ -100,15 +102,6 @@ def _with_zero_sums(laplacian: scipy.sparse.csc_matrix) -> scipy.sparse.csr_matr
     laplacian = scipy.sparse.csr_matrix(laplacian - scipy.sparse.diags(np.asarray(laplacian.sum(axis=1)).reshape(-1)))
     laplacian.sort_indices()
     return laplacian
-
-
-def _spread(laplacian: scipy.sparse.csr_matrix, used: NDArray[np.bool_]) -> scipy.sparse.csr_matrix:
-    """A Laplacian of the used vertices as one of all vertices (V, V), with empty rows for the others."""
-    lengths = np.zeros(len(used), np.int64)
-    lengths[used] = np.diff(laplacian.indptr)
-    columns = np.flatnonzero(used)[laplacian.indices]
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    return scipy.sparse.csr_matrix((laplacian.data, columns, starts), (len(used), len(used)))
 
 
 def _cloud_laplacian(

@@ -50,11 +50,6 @@ def raised_mass(c: Connectivity, areas: Tensor) -> Tensor:
     return torch.where(c.used, areas.maximum(MIN_MASS * mean[c.mesh]), 0)
 
 
-def thirds_of_areas(c: Connectivity, doubled: Tensor) -> Tensor:
-    """A third of the area of the faces around each vertex, (V,)."""
-    return c.by_vertex.sums((doubled / 6).repeat_interleave(3))
-
-
 def cotan_laplacian(c: Connectivity, positions: Tensor, edges: Tensor, doubled: Tensor) -> Tensor:
     """The entries (nnz,) of the cotangent Laplacian on the pattern of the connectivity."""
     # The edge from corner i to the next is opposite to corner i + 2, between the edges i + 1 and i + 2.

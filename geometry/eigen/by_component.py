@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.eigen.checks import rounding_fault
+from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.problem import Array, Component, Pairs
 
 
@@ -53,14 +54,10 @@ def select_pairs(
     return sorted(Pick(float(value), int(c), i) for c in by_area for i, value in enumerate(values[c]))[:rest]
 
 
-def eigenbasis_by_component(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, solve: Callable[[Component], Pairs]
-) -> Pairs:
-    """See `eigenbasis`.
+def eigenbasis_by_component(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
+    """See `eigenbasis`. `checked_problem` makes the first two arguments.
 
-    solve: finds the smallest pairs of a component without the constant
-
-    Warns if double precision doesn't resolve the eigenvalues. `checked_problem` makes the first two arguments.
+    Warns if double precision doesn't resolve the eigenvalues.
     """
     live = np.flatnonzero(mass > 0)
     evals, evecs = np.zeros(k), np.zeros((len(mass), k), order="F")  # written one vector at a time
@@ -68,7 +65,7 @@ def eigenbasis_by_component(
     if pairs == 0:
         return evals, evecs
     stiffness = laplacian if len(live) == len(mass) else laplacian[live][:, live]
-    smallest, vectors = _smallest_pairs(stiffness, mass[live], pairs, solve)
+    smallest, vectors = _smallest_pairs(stiffness, mass[live], pairs)
     evals[:pairs], evals[pairs:] = smallest, smallest[-1]
     if vectors.shape == evecs.shape:
         return evals, vectors
@@ -77,9 +74,7 @@ def eigenbasis_by_component(
     return evals, evecs
 
 
-def _smallest_pairs(
-    laplacian: scipy.sparse.csr_matrix, mass: Array, k: int, solve: Callable[[Component], Pairs]
-) -> Pairs:
+def _smallest_pairs(laplacian: scipy.sparse.csr_matrix, mass: Array, k: int) -> Pairs:
     count, component = scipy.sparse.csgraph.connected_components(laplacian, directed=False)
     area, size = np.bincount(component, mass).astype(np.float64), np.bincount(component)
     members = np.split(np.argsort(component, kind="stable"), np.cumsum(size)[:-1])
@@ -96,7 +91,7 @@ def _smallest_pairs(
             wanted = steps.send(answer)  # type: ignore[arg-type]
             for c, number in wanted.items():
                 block = laplacian if count == 1 else laplacian[members[c]][:, members[c]]
-                pairs[c] = solve(Component(block, mass[members[c]], number))
+                pairs[c] = pairs_on_cpu(Component(block, mass[members[c]], number))
                 faults[c] = rounding_fault(block, *pairs[c])
             answer = {c: pairs[c][0] for c in wanted}
     except StopIteration as end:

@@ -10,7 +10,6 @@ import numpy as np
 import scipy.sparse
 
 from diffnet.geometry.eigen.by_component import eigenbasis_by_component
-from diffnet.geometry.eigen.cpu import pairs_on_cpu
 from diffnet.geometry.eigen.problem import Array, Pairs, Problem, checked_problem
 from diffnet.geometry.processes import WorkerPool, available_cores
 
@@ -51,7 +50,7 @@ def eigenbasis(
     _check_k(k)
     if str(device) != "cpu":
         return _on_gpu([(laplacian, mass)], k, device, 1)[0]
-    return eigenbasis_by_component(*checked_problem(laplacian, mass), k, pairs_on_cpu)
+    return eigenbasis_by_component(*checked_problem(laplacian, mass), k)
 
 
 def eigenbases(

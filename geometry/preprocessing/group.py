@@ -56,7 +56,6 @@ def compute_on(
     """The operators of each mesh, or None for a mesh that is left to the CPU, such as one that can't be used.
 
     meshes: see `mesh_for_operators`
-    on_cores: `map`, or the `map` of a thread pool, for the work that is left to the CPU
     arrays: whether to return the arrays of cache entries, too
 
     The operators are views of tensors of the whole group. All meshes are left to the CPU if the device has too little

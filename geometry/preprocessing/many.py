@@ -155,24 +155,14 @@ def store_operators(
     ready: Callable[[int], Any] = lambda position: None,
     *,
     normalize: bool | Scale = False,
-    normals: NormalsRule | None = None,
     positions: Iterable[int] | None = None,
 ) -> dict[int, str]:
-    """Store the operators of all these meshes in the cache, unless they are there.
+    """See `fill_cache` of `diffnet.data`. normalize: see `precompute`
 
-    jobs, device, normalize, normals: see `precompute_all`
-    advance: called once for each mesh, usable or not, when it is done
-    ready: called with the position of each mesh as soon as the cache has it
-    positions: those of the meshes that this call should store, instead of all. They are taken when a process or a GPU
-        can start on them, so several machines can share a source of positions. Worker processes compute the meshes
-        also if jobs is 1.
-
-    Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
-
-    Raises OSError if the cache folder can't be made. See `precompute_all` for calls from a script.
+    Several machines can share a source of positions. Worker processes compute these meshes also if jobs is 1.
     """
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    job, place = CacheJob(options, cache_dir, normalize, normals), torch.device(device)
+    job, place = CacheJob(options, cache_dir, normalize), torch.device(device)
     run = _Run(sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions)
     return run.run()
 

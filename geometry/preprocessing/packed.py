@@ -23,7 +23,6 @@ from diffnet.geometry.discretize.packed import (
     gradient,
     radius,
     raised_mass,
-    thirds_of_areas,
     triangles,
 )
 from diffnet.geometry.discretize.packed_delaunay import packed_delaunay_laplacian
@@ -123,7 +122,8 @@ def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -
         rows, columns, values, areas, unclear = packed_delaunay_laplacian(c, positions)
         pattern = matrix_pattern(rows, columns, len(positions))
     else:
-        pattern, rows, columns, areas = c.pattern, c.rows, c.columns, thirds_of_areas(c, shapes.doubled)
+        pattern, rows, columns = c.pattern, c.rows, c.columns
+        areas = c.by_vertex.sums((shapes.doubled / 6).repeat_interleave(3))  # a third of that of each face
         values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
         unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
     mass, slopes = raised_mass(c, areas), gradient(c, positions, axes)

@@ -27,16 +27,18 @@ from diffnet import DiffusionNet, collate
 from diffnet.benchmarks import BENCHMARKS, Benchmark, Case, Options, Unavailable, benchmark
 from diffnet.benchmarks.__main__ import main
 from diffnet.benchmarks.cases import preprocessing, shards
+from diffnet.benchmarks.cases.mlp import moved_columns
 from diffnet.benchmarks.catalog import PEERS, catalog
 from diffnet.benchmarks.harness import registry as registry_module, run, timing
 from diffnet.benchmarks.harness.arithmetic import arithmetic, floor_ms
 from diffnet.benchmarks.harness.peers import both_passes, first_made, where_implemented
-from diffnet.benchmarks.harness.results import read_csv
+from diffnet.benchmarks.harness.results import read_csv, rows
 from diffnet.benchmarks.harness.sweep import sweep
 from diffnet.benchmarks.harness.synthetic import synthetic_operators
 from diffnet.benchmarks.harness.timing import Failure, Measurement, measure
 from diffnet.benchmarks.loops import command, exported, inference, peers, train_step, training_loop, workload
 from diffnet.benchmarks.original.network import original_meshes, original_network
+from diffnet.ops.common.backend import HAS_TRITON
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -174,6 +176,26 @@ def test_floor() -> None:
     kind = arithmetic("bf16")
     assert floor_ms(12 * 128 * 256 * 2**19, 0, kind) == pytest.approx(0.303, rel=0.01)
     assert floor_ms(0, 4.27e9, kind) == pytest.approx(1)
+
+
+def test_share_of_the_design() -> None:
+    """A peer that moves twice the fewest bytes in as long as a copy of these takes is at the limit of its design."""
+    kind, peers = arithmetic("bf16"), dict.fromkeys(("ours", "other", "busy"), lambda: None)
+    executed, moved = {"busy": 4 * 680e9}, {"ours": 2 * 4.27e9, "busy": 4.27e9}
+    case = Case({}, peers, flops=1e6, bytes=4.27e9, kind=kind, executed_flops=executed, design_bytes=moved)
+    found = {peer: Measurement((ms,), None) for peer, ms in {"ours": 2.5, "other": 4.0, "busy": 8.0}.items()}
+    assert [row["floor_share"] for row in rows(case, found)] == [0.4, 0.25, 0.125]
+    assert [row["design_share"] for row in rows(case, found)] == [0.8, None, 0.5]
+    assert rows(replace(case, kind=None), found)[0]["design_share"] is None
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="the sizes of tiles are Triton's")
+def test_columns_that_an_mlp_moves() -> None:
+    """Up to 128 channels, one kernel computes all layers, so hidden layers are written and not read again."""
+    for c, forward, backward in ((128, 6, 16), (256, 9, 19)):
+        inputs, weights = [torch.empty(9, c).half()] * 3, [torch.empty(c, n).half() for n in (3 * c, c, c)]
+        assert moved_columns("forward", inputs, weights) == forward
+        assert moved_columns("backward", inputs, weights) == backward
 
 
 def test_sweep_takes_options_before_defaults_and_sets_the_precision() -> None:

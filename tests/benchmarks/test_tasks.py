@@ -65,7 +65,7 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
         commands.append(command)
         out = Path(command[command.index("--out") + 1])
         out.mkdir(parents=True)
-        content = {"mean_error_x100": 1.5, "floor": 0.006, "unflipped_mean_error": 0.01, "flipped_pairs": 2, "auc": 0.9}
+        content = {"mean_error_x100": 1.5, "unflipped_mean_error": 0.01, "flipped_pairs": 2, "auc": 0.9}
         content |= {"test_pairs": 1, "train_pairs": 1, "preprocessing_seconds": 1.0, "training_seconds": 2.0}
         (out / "results.json").write_text(json.dumps({**content, "options": {"epochs": 3}}))
 
@@ -73,7 +73,7 @@ def test_the_table_has_a_line_for_each_row_and_seed(tmp_path: Path, monkeypatch:
     correspondence.main(["--out", str(tmp_path), "--seeds", "0", "1", "--epochs", "3"])
     rows = read_csv(tmp_path / "correspondence.csv")
     assert [(row["row"], row["seed"]) for row in rows] == [*itertools.product(correspondence.METHODS, "01")]
-    assert all(row["floor_x100"] == "0.6" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
+    assert all(row["unflipped_x100"] == "1.0" and row["zoomout_x100"] == "1.5" and row["epochs"] == "3" for row in rows)
     assert all(command[command.index("--data") + 1] == "bodies" for command in commands)
     for trained, evaluated in zip(commands[0::2], commands[1::2], strict=True):
         assert trained[3:5] == ["train", "correspondence"]

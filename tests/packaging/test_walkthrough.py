@@ -23,7 +23,6 @@ from shapes import ellipsoid
 
 from diffnet import geometry
 from diffnet.data import FEATURE_CHANNELS, Sample, augmented, feature_names, input_features
-from diffnet.data.features import descriptor
 from diffnet.geometry import descriptors, make_mesh, precompute
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -60,14 +59,6 @@ def test_the_new_descriptor_is_a_feature_also_of_scaled_meshes(
         expected = sample(1.25, parts).features
         found = augmented(sample(1.0, parts), parts, factors=torch.tensor([1.25])).features
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", ["gps", "xyz", "file:own", ""])
-def test_other_names_are_no_descriptors(name: str) -> None:
-    names = ", ".join(kind for kind, entry in feature_names.KINDS.items() if entry.descriptor)
-    assert "hks" in names
-    with pytest.raises(ValueError, match=f"name should be one of {names}, got '{name}'"):
-        descriptor(name, precompute(ellipsoid(0), k=4))
 
 
 @pytest.mark.slow

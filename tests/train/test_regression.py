@@ -482,7 +482,7 @@ def test_missing_targets_count_neither_in_losses_nor_in_scores(loss: str) -> Non
     assert (gradient[~known] == 0).all()
     assert (gradient[known] != 0).all()
     assert TASK.loss(outputs, torch.full_like(targets, torch.nan), options) == 0
-    tally = TASK.tally(outputs.detach(), targets, 2)
+    tally = TASK.tally(outputs.detach(), targets, 2, options)
     for i, row in enumerate(column_scores(tally)):
         p, y = outputs.detach()[known[:, i], i], targets[known[:, i], i]
         assert row["count"] == len(y)
@@ -513,7 +513,7 @@ def test_weights_of_targets() -> None:
 def test_scores_that_are_not_defined_are_null() -> None:
     nothing, constant = column_scores([[0, 0, 0, 0, 0], [3, 6, 12, 1, 1]])
     assert np.isnan([nothing["mae"], nothing["rmse"], nothing["r2"], constant["r2"]]).all()
-    assert np.isnan(TASK.score(torch.zeros(2, 5)))
+    assert np.isnan(TASK.score(torch.zeros(2, 5), TrainOptions(task="regression")))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e7, -1e11])

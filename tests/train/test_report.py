@@ -13,6 +13,7 @@ import torch
 import trimesh
 from PIL import Image
 
+from diffnet.geometry import make_mesh
 from diffnet.train import teeth_scores
 from diffnet.train.metrics import class_scores, mean_dice
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
@@ -43,7 +44,7 @@ def ball() -> Prediction:
     prediction = truth.copy()
     prediction[mesh.vertices[:, 1] > 0.5] = 1
     truth[mesh.vertices[:, 1] < -0.9] = -1
-    return Prediction("ball", np.asarray(mesh.vertices), np.asarray(mesh.faces), prediction, truth)
+    return Prediction("ball", make_mesh(mesh.vertices, mesh.faces), prediction, truth)
 
 
 def test_scores_by_class() -> None:
@@ -179,7 +180,7 @@ def test_page(tmp_path: Path, ball: Prediction) -> None:
 
 
 def test_page_of_a_point_cloud_without_charts(tmp_path: Path, ball: Prediction) -> None:
-    page = page_of(tmp_path, ball._replace(faces=None), {}, label_names=["left", "right"])
+    page = page_of(tmp_path, ball._replace(mesh=make_mesh(ball.mesh.verts, None)), {}, label_names=["left", "right"])
     assert len(pictures(page)) == 3
 
 

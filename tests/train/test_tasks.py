@@ -79,8 +79,8 @@ from diffnet.train.options.task_options import TaskOptions
 
 @dataclass(frozen=True)
 class HeightOptions(SharedOptions):
-    tolerance: float = option(0.0, None, "Errors up to this don't count.", least=0)
-    remarks: tuple[str, ...] = option((), None, "What to remember.", flag="--remark")
+    tolerance: float = option(0.0, "Errors up to this don't count.", least=0)
+    remarks: tuple[str, ...] = option((), "What to remember.", flag="--remark")
 
 
 OPTIONS = TaskOptions(
@@ -100,7 +100,6 @@ from diffnet.train.tasks.regression import Regression
 
 class Heights(Regression):
     name = "heights"
-    score_name = "near"
 
     def loss(self, outputs, targets, options):
         return ((outputs - targets).abs() - options.tolerance).clamp(min=0).mean()
@@ -109,15 +108,18 @@ class Heights(Regression):
         print("a set for tolerance", options.tolerance, how.needs_train)
         return load_targets(data[0], "file:height", seed=how.seed, cache_dir=how.cache, needs_train=how.needs_train)
 
-    def new_tally(self, columns, device):
+    def new_tally(self, columns, device, options):
         return torch.zeros(2, dtype=torch.int64, device=device)
 
-    def tally(self, predictions, targets, columns):
+    def tally(self, predictions, targets, columns, options):
         near = (predictions - targets).abs() < 0.5
         return torch.stack([near.sum(), torch.tensor(near.numel())])
 
-    def score(self, counts):
+    def score(self, counts, options):
         return float(counts[0] / counts[1])
+
+    def score_name(self, options):
+        return "near"
 
 
 TASK = Heights()

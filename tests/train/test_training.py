@@ -265,7 +265,7 @@ def test_progress_is_reported_after_each_step(tmp_path: Path) -> None:
 def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = iter([0.5, 0.9, 0.9, 0.1])
     # Each epoch evaluates the validation set (42 elements), then the test set (84).
-    monkeypatch.setattr(TASK, "score", lambda matrix: next(scores) if matrix.sum() == 42 else 0.0)
+    monkeypatch.setattr(TASK, "score", lambda matrix, options: next(scores) if matrix.sum() == 42 else 0.0)
     checkpoint = fit(labeled_balls(), tmp_path, validation=0.25)
     assert [row["validation_accuracy"] for row in table_of(tmp_path / "metrics.csv")] == ["0.5", "0.9", "0.9", "0.1"]
     assert len(checkpoint["history"]) == 2
@@ -286,7 +286,7 @@ def test_the_best_epoch_by_mean_iou(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         evaluated(checkpoint, labeled_balls(4, 2))
     )
     assert np.isnan(mean_iou(torch.zeros(2, 2)))
-    assert TASK.scoring(options(score="balanced-accuracy"))[1](torch.tensor([[3, 1], [0, 2]])) == 0.875
+    assert TASK.score(torch.tensor([[3, 1], [0, 2]]), options(score="balanced-accuracy")) == 0.875
 
 
 def test_a_validation_set_without_labels_can_be_judged(tmp_path: Path) -> None:
@@ -547,7 +547,7 @@ def test_the_last_evaluation_is_reported(data: LabeledMeshes, tmp_path: Path, mo
         assert once[name] == again[name]
     # The best epoch is not the last one.
     scores = iter([0.9, 0.1])
-    monkeypatch.setattr(TASK, "score", lambda matrix: next(scores) if matrix.sum() == 42 else 0.5)
+    monkeypatch.setattr(TASK, "score", lambda matrix, options: next(scores) if matrix.sum() == 42 else 0.5)
     best = whole_run(data, tmp_path / "best", tmp_path, epochs=2, eval_every=2, validation=0.2)
     assert best["judged_epoch"] == 1
     assert best["test_accuracy"] == accuracy(evaluated(load_checkpoint(tmp_path / "best" / "best.pt"), data))

@@ -23,7 +23,7 @@ from diffnet.viz.palette import color_table, colorize, make_scale, ticks
 from diffnet.viz.pictures import Legend, label_legend, legend_image, short_names
 from diffnet.viz.render import ARROW_COLOR, BACKGROUND, draw, paint
 from diffnet.viz.shapes import vector_arrows
-from diffnet.viz.surface import corner_normals, default_view, make_surface
+from diffnet.viz.surface import Surface, corner_normals, default_view, surface_of
 
 SQUARE = ([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], [[0, 1, 2], [0, 2, 3]])
 
@@ -123,8 +123,8 @@ def test_tangent_vectors() -> None:
     operators = precompute((verts, faces), k=4)
     tangent = torch.tensor([[1.0, 2.0]]).expand(len(verts), 2)
     frames = operators.frames.numpy()
-    arrows = vector_arrows(make_surface(verts, faces), tangent, operators)
-    expected = vector_arrows(make_surface(verts, faces), frames[:, 0] + 2 * frames[:, 1])
+    arrows = vector_arrows(surface_of((verts, faces)), tangent, operators)
+    expected = vector_arrows(surface_of((verts, faces)), frames[:, 0] + 2 * frames[:, 1])
     np.testing.assert_allclose(arrows.verts, expected.verts, atol=1e-6)
     image = flat((verts, faces), vectors=tangent, frames=operators)
     np.testing.assert_array_equal(image, flat((verts, faces), vectors=tangent, frames=operators.frames))
@@ -133,7 +133,7 @@ def test_tangent_vectors() -> None:
 
 def test_arrows() -> None:
     verts, faces = sphere(subdivisions=4)
-    surface = make_surface(verts, faces)
+    surface = surface_of((verts, faces))
     arrows = vector_arrows(surface, np.cross(verts, [0, 0, 1.0]))
     count = len(arrows.verts) // 24
     assert 100 < count <= 400
@@ -283,9 +283,9 @@ def test_lists_that_do_not_fit_are_named() -> None:
         picture([SQUARE, SQUARE], scalars=np.zeros((2, 4)))
     refused(ValueError, "a point cloud has no faces", picture, (SQUARE[0], None), labels=[0] * 4, at="faces")
     with pytest.raises(ValueError, match="5 values do not fit 4 points"):
-        make_field("labels", "labels", [0] * 5, make_surface(SQUARE[0], None))
+        make_field("labels", "labels", [0] * 5, surface_of((SQUARE[0], None)))
     refused(MeshError, "got int 3", picture, 3)
-    refused(ValueError, "index 3 vertices", make_surface, np.eye(3), [[0, 1, 7]])
+    refused(MeshError, r"face 0 is \[0, 1, 7\]", picture, (np.eye(3), [[0, 1, 7]]))
 
 
 def test_pictures_load_no_pytorch_and_labels_no_matplotlib() -> None:
@@ -335,7 +335,8 @@ COLORS = np.stack([RED, BLUE])
 def render(
     verts: Any, faces: Any, labels: Any, *, size: Any, at: str = "vertices", view: Any = None, colors: Any = None
 ) -> np.ndarray:
-    surface = make_surface(verts, faces)
+    corners = np.asarray([] if faces is None else faces, np.int64).reshape(-1, 3)
+    surface = Surface(np.asarray(verts, np.float64), corners)
     labels = make_field("labels", "labels", labels, surface, at).values
     return paint(draw(surface, at, size, view), colorize(labels, colors))
 

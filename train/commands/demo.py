@@ -73,13 +73,13 @@ def map_bodies(out: Path) -> str:
     from diffnet import DiffusionNet, viz
     from diffnet.data import BODY_MAPS, load_pairs
     from diffnet.train import match_meshes
-    from diffnet.train.report.transfer import pair_colors, pair_heading
+    from diffnet.train.report.transfer import pair_colors
 
     a, b = load_pairs(BODY_MAPS, needs_train=False).test[:2]
     matches = match_meshes(a.mesh, b.mesh, DiffusionNet.from_pretrained(MAPS)).matches
     meshes, titles = [b.mesh, a.mesh], ("its colors on another one", "a body")
     html, png, colors = out / "map.html", out / "map.png", pair_colors(b.mesh, a.mesh, matches)
-    viz.page(meshes, colors=colors, titles=titles, heading=pair_heading(*titles)).save(html)
+    viz.page(meshes, colors=colors, titles=titles, heading=" to ".join(titles)).save(html)
     shown = [each["position"] for each in reversed(colors)]
     viz.picture(meshes[::-1], colors=shown, titles=titles[::-1]).save(png)
     for name, shape in (("a", a), ("b", b)):

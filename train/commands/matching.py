@@ -15,6 +15,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import check_folder_path, make_folder, npz_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.interrupts import ExitAtCtrlC
+from diffnet.options import option
 from diffnet.train.commands.many_files import Item, end, settings_of, work_through
 from diffnet.train.commands.mesh_files import report_file
 from diffnet.train.commands.options import (
@@ -37,49 +38,36 @@ if TYPE_CHECKING:
 COLUMNS = ("first", "second")  # of the report
 
 
-@with_parameters(
-    *parameters(TrainOptions, ["zoomout"]),
-    *options_of_many_files(),
-)
+@with_parameters(*parameters(TrainOptions, ["zoomout"]), *options_of_many_files())
 def match(
     checkpoint: CheckpointOption,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A "
-            "folder for --pairs."
-        ),
-    ],
+    out: Path = option(
+        ...,
+        "File to write (.txt, .csv or .npy): for each vertex of B, the number of a vertex of A, from 0. A folder for "
+        "--pairs.",
+    ),
     a: Annotated[Path | None, typer.Argument(metavar="A", help=f"A mesh: {MESH_FILES}.")] = None,
     b: Annotated[Path | None, typer.Argument(metavar="B", help="Another mesh, with any number of vertices.")] = None,
-    pairs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Instead of A and B: a text file with two meshes in each line, as paths below its own folder or as "
-            "names of a set. For each vertex of the first, FIRST_SECOND.txt in --out has a vertex of the second.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="With --pairs: the folder of the meshes. By default that of the file."),
-    ] = None,
+    pairs: Path | None = option(
+        None,
+        "Instead of A and B: a text file with two meshes in each line, as paths below its own folder or as names of a "
+        "set. For each vertex of the first, FIRST_SECOND.txt in --out has a vertex of the second.",
+        metavar="FILE",
+    ),
+    data: Path | None = option(
+        None, "With --pairs: the folder of the meshes. By default that of the file.", metavar="FOLDER"
+    ),
     form: MapFormatOption = None,
-    functional_map: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also write the functional map, and the eigenpairs and areas of both meshes (.npz). A folder for "
-            "--pairs.",
-        ),
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Also write a page with B and A, where B has the colors and texture of A.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option(help="Also write a picture of B and A with the texture of A.")] = None,
-    fine_tune: Annotated[
-        int, typer.Option(metavar="N", min=0, help="First train on these two meshes for N steps, without supervision.")
-    ] = 0,
+    functional_map: Path | None = option(
+        None,
+        "Also write the functional map, and the eigenpairs and areas of both meshes (.npz). A folder for --pairs.",
+        metavar="FILE",
+    ),
+    html: Path | None = option(None, "Also write a page with B and A, where B has the colors and texture of A."),
+    png: Path | None = option(None, "Also write a picture of B and A with the texture of A."),
+    fine_tune: int = option(
+        0, "First train on these two meshes for N steps, without supervision.", least=0, metavar="N"
+    ),
     **options: Any,
 ) -> None:
     """Match two meshes: find a vertex of A for each vertex of B.
@@ -108,7 +96,7 @@ def _match_two(
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
-        from diffnet.train.report.transfer import pair_colors, pair_heading
+        from diffnet.train.report.transfer import pair_colors
         from diffnet.train.tasks.task import write_views
 
     if out.is_dir():
@@ -142,8 +130,7 @@ def _match_two(
     matches, names = matched.matches, (mesh_stem(b), mesh_stem(a))
     meshes = [matched.b, matched.a]
     colors = pair_colors(matched.b, matched.a, matches)
-    heading = pair_heading(*names)
-    write_views(meshes, fields=colors, kind="colors", heading=heading, titles=names, **views)
+    write_views(meshes, fields=colors, kind="colors", heading=" to ".join(names), titles=names, **views)
     partners = len(set(matches.tolist()) - {-1})
     text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
     console.print(text, soft_wrap=True)

@@ -7,7 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from diffnet.data.folders.files import labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
@@ -48,7 +48,8 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None, pattern: str
 
 def _meshes_below(folder: Path) -> list[Path]:
     """The visible meshes in a folder and in its visible subfolders, in no order."""
-    every = [p for p in folder.rglob("*") if mesh_suffix(p) in FORMATS and _is_visible(p.relative_to(folder))]
+    meshes = (path for path in folder.rglob("*") if mesh_suffix(path) in FORMATS)
+    every = [p for p in meshes if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
     stems = set(map(mesh_stem, every))
     return [p for p in every if labeled_stem(p.name, stems) is None]
 
@@ -79,10 +80,6 @@ def part_of(files: Sequence[Path], part: str) -> list[Path]:
         if i == index:
             members.add(file)
     return [file for file in files if file in members]
-
-
-def _is_visible(path: PurePath) -> bool:
-    return not any(part.startswith(".") for part in path.parts)
 
 
 def _absolute(path: Path) -> Path:

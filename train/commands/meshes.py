@@ -16,6 +16,7 @@ from diffnet.geometry.files import make_folder
 from diffnet.geometry.options import scale_in_units
 from diffnet.geometry.processes import take_phases
 from diffnet.interrupts import ExitAtCtrlC
+from diffnet.options import option
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.many_files import end
 from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
@@ -66,32 +67,22 @@ _PREPROCESSING = "k", "laplacian", "basis", "join", "operators", "normalize", "u
 def precompute(
     context: typer.Context,
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Meshes, or folders to search for meshes.")],
-    part: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.")
-    ] = None,
-    write_shards: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write meshes and operators into a few large files in DIR. The cache keeps only what it had.",
-            rich_help_panel=SHARDS_PANEL,
-        ),
-    ] = None,
-    task: Annotated[
-        TaskName | None,
-        typer.Option(
-            help="Write the labels, too. PATH is then the data set of `diffnet train TASK`.",
-            rich_help_panel=SHARDS_PANEL,
-        ),
-    ] = None,
-    npz: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write what a file of `diffnet export` takes: an .npz file, or a folder for several meshes.",
-            rich_help_panel=EXPORT_PANEL,
-        ),
-    ] = None,
+    part: str | None = option(None, "Preprocess part I of N, for array jobs: 1/4, 2/4, 3/4 and 4/4.", metavar="I/N"),
+    write_shards: Path | None = option(
+        None,
+        "Write meshes and operators into a few large files in DIR. The cache keeps only what it had.",
+        panel=SHARDS_PANEL,
+        metavar="DIR",
+    ),
+    task: TaskName | None = option(
+        None, "Write the labels, too. PATH is then the data set of `diffnet train TASK`.", panel=SHARDS_PANEL
+    ),
+    npz: Path | None = option(
+        None,
+        "Write what a file of `diffnet export` takes: an .npz file, or a folder for several meshes.",
+        panel=EXPORT_PANEL,
+        metavar="PATH",
+    ),
     checkpoint: Annotated[
         Path | None,
         checkpoint_option(
@@ -99,7 +90,7 @@ def precompute(
             rich_help_panel=EXPORT_PANEL,
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print how long each phase took.")] = False,
+    verbose: bool = option(False, "Print how long each phase took."),
     **options: Any,
 ) -> None:
     """Preprocess meshes into the cache, so that training and prediction start at once.
@@ -228,7 +219,9 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
         table.add_row("Euler characteristic", str(diagnosis.euler))
         table.add_row("area", f"{diagnosis.area:.6g}")
     if diagnosis.coincident_vertices:
-        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {_joined(diagnosis.joined_by_default)}")
+        count, never = diagnosis.joined_by_default, "not joined by default; --join always joins them"
+        joined = f"{count} of them joined by default" if count else never
+        table.add_row("coincident vertices", f"{diagnosis.coincident_vertices}, {joined}")
     table.add_row("extent", " × ".join(f"{x:.6g}" for x in high - low))
     table.add_row("center", ", ".join(f"{x:.6g}" for x in (high + low) / 2))
     console.print(table)
@@ -247,7 +240,3 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
             console.print(f"  {fault}")
     else:
         console.print("no faults found")
-
-
-def _joined(count: int) -> str:
-    return f"{count} of them joined by default" if count else "not joined by default; --join always joins them"

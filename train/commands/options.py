@@ -6,7 +6,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -16,10 +16,10 @@ import typer
 from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import FORMATS
-from diffnet.options import declared, option, value_kind
+from diffnet.options import declared, value_kind
 from diffnet.pretrained import network_path
 from diffnet.train.console import console
-from diffnet.train.options.shared import NETWORK, RUN
+from diffnet.train.options.panels import NETWORK, of_run
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
@@ -39,26 +39,23 @@ MESH_FILES = f"{', '.join(suffix[1:] for suffix in FORMATS[:-1])} or {FORMATS[-1
 class RunOptions:
     """How a command works, which a run doesn't store. See `run_training`."""
 
-    device: str = option("auto", RUN, "auto (a GPU if there is one), cpu, cuda or cuda:N.")
-    capture: bool = option(True, RUN, "On a GPU, launch the kernels of a step together as a CUDA graph.")
-    cache: Path = option(default_cache(), RUN, "Folder that keeps preprocessed meshes between runs.")
-    jobs: int | None = option(None, RUN, "Meshes to preprocess at once. By default, one per core.", least=1)
-    memory: float = option(
-        2.0, RUN, "Memory of the host for samples that don't fit on the GPU.", least=0.01, metavar="GIB"
+    device: str = of_run("auto", "auto (a GPU if there is one), cpu, cuda or cuda:N.")
+    capture: bool = of_run(True, "On a GPU, launch the kernels of a step together as a CUDA graph.")
+    cache: Path = of_run(default_cache(), "Folder that keeps preprocessed meshes between runs.")
+    jobs: int | None = of_run(None, "Meshes to preprocess at once. By default, one per core.", least=1)
+    memory: float = of_run(2.0, "Memory of the host for samples that don't fit on the GPU.", least=0.01, metavar="GIB")
+    checkpoint_every: int | None = of_run(
+        None, "Also write last.pt after every N steps of an epoch, to resume there.", least=1, metavar="N"
     )
-    checkpoint_every: int | None = option(
-        None, RUN, "Also write last.pt after every N steps of an epoch, to resume there.", least=1, metavar="N"
-    )
-    folds: int | None = option(
+    folds: int | None = of_run(
         None,
-        RUN,
         "Train N times, and report the mean and the spread of the scores. Each run tests on another Nth of the meshes, "
         "which are divided at random; with --group-by, in groups.",
         least=2,
         metavar="N",
     )
-    skip_unusable: bool = option(False, RUN, "Go on without meshes that can't be used. The report names them.")
-    resume: bool = option(False, RUN, "Resume the run in --out with its options; --data is repeated.")
+    skip_unusable: bool = of_run(False, "Go on without meshes that can't be used. The report names them.")
+    resume: bool = of_run(False, "Resume the run in --out with its options; --data is repeated.")
 
 
 PATTERN = {"help": "The meshes of folders, by their paths there, such as 'sub-*/surf/lh.pial'. By default, all."}
@@ -149,6 +146,13 @@ def options_of_many_files() -> list[inspect.Parameter]:
     return parameters(RunOptions, ("device", "cache", "resume", "jobs"), panel=None, changes=changes)
 
 
+def _declared(own: inspect.Parameter) -> inspect.Parameter:
+    """A parameter of a command, whose default may be an `option`."""
+    if isinstance(own.default, Field):
+        return _parameter(own.name, own.annotation, own.default.default, **own.default.metadata)
+    return own.replace(kind=own.KEYWORD_ONLY)
+
+
 def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) -> inspect.Parameter:
     least, below, most = (entries[bound] for bound in ("least", "below", "most"))
     flag, check = entries.get("flag", f"--{name.replace('_', '-')}"), entries.get("check")
@@ -179,6 +183,8 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give more parameters to a command, which gets them and `context` as `**options`.
 
+    Defaults of its own parameters may be declared with `option`.
+
     Errors begin with flags: "--lr should be above 0" instead of "learning_rate should be above 0". The messages of
     `TrainOptions` begin with the name of the option.
     """
@@ -194,8 +200,7 @@ def with_parameters(*more: inspect.Parameter) -> Callable[[Callable[..., Any]], 
 
         first = inspect.signature(command, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        every = [p.replace(kind=p.KEYWORD_ONLY) for p in first if p.kind is not p.VAR_KEYWORD]
-        every = [p for p in every if p.name != "context"] + [*more, context]
+        every = [_declared(p) for p in first if p.kind is not p.VAR_KEYWORD and p.name != "context"] + [*more, context]
         extended.__doc__, extended.__name__ = command.__doc__, command.__name__
         extended.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
         extended.__annotations__ = {p.name: p.annotation for p in every}

@@ -15,6 +15,7 @@ from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
 from diffnet.interrupts import ExitAtCtrlC
+from diffnet.options import option
 from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
 from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
@@ -40,91 +41,68 @@ if TYPE_CHECKING:
     from diffnet.train.tasks.task import NetworkInput, Predicted, Task
 
 
-@with_parameters(
-    *parameters(SetOptions, ("files",), changes={"files": PATTERN}),
-    *options_of_many_files(),
-)
+@with_parameters(*parameters(SetOptions, ("files",), changes={"files": PATTERN}), *options_of_many_files())
 def predict(
     meshes: Annotated[
         list[Path], typer.Argument(metavar="PATH…", help=f"{MESH_FILES} files, or folders to search for them.")
     ],
     checkpoint: CheckpointOption,
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, "
-            ".csv, .json (not at edges), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, "
-            ".npy or .csv. For several meshes or a folder, --out is a folder, and files keep their paths below the "
-            "folder that all meshes have in common. Outputs for whole meshes are one table (.csv)."
-        ),
-    ],
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="EXTENSION",
-            help="Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers "
-            "at edges.",
-        ),
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write an interactive page for a browser.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
-    probabilities: Annotated[
-        Path | None,
-        typer.Option(
-            help="Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv). "
-            "Meshes of --out then have them, too."
-        ),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="PROBABILITY",
-            help="Of two classes: elements have the second one from this probability on. By default, 0.5.",
-        ),
-    ] = None,
-    smooth: Annotated[
-        float,
-        typer.Option(min=0, metavar="WEIGHT", help="Weight of short boundaries between the labels. 1 is a good start."),
-    ] = 0.0,
-    instances: Annotated[
-        bool,
-        typer.Option(
-            "--instances",
-            help="Also number the connected parts of each label, in .ply, .vtp, .npy, .csv or .json files.",
-        ),
-    ] = False,
-    least_area: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=1,
-            metavar="SHARE",
-            help="With --instances: parts with a smaller share of the area of the mesh get the label around them.",
-        ),
-    ] = LEAST_AREA,
-    background: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLASS",
-            help="With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
-        ),
-    ] = None,
-    class_names: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME…", help="Names of the classes, for a checkpoint that has none.")
-    ] = None,
+    out: Path = option(
+        ...,
+        "File to write: a mesh, also with the arrays of the input (.ply or .vtp), or labels as .txt, .npy, .csv, .json "
+        "(not at edges), .seg (at faces) or .eseg (at edges). Numbers of a regression are .ply, .vtp, .npy or .csv. "
+        "For several meshes or a folder, --out is a folder, and files keep their paths below the folder that all "
+        "meshes have in common. Outputs for whole meshes are one table (.csv).",
+    ),
+    form: str | None = option(
+        None,
+        "Form of the files in a folder, such as txt. Default: vtp for VTK files, else ply, or csv for numbers at "
+        "edges.",
+        flag="--format",
+        metavar="EXTENSION",
+    ),
+    html: Path | None = option(None, "Also write an interactive page for a browser."),
+    png: Path | None = option(None, "Also write a picture."),
+    probabilities: Path | None = option(
+        None,
+        "Also write the probabilities of all classes at each element: NumPy arrays (.npz) or a table (.csv). Meshes of "
+        "--out then have them, too.",
+    ),
+    threshold: float | None = option(
+        None,
+        "Of two classes: elements have the second one from this probability on. By default, 0.5.",
+        least=0,
+        most=1,
+        metavar="PROBABILITY",
+    ),
+    smooth: float = option(
+        0.0, "Weight of short boundaries between the labels. 1 is a good start.", least=0, metavar="WEIGHT"
+    ),
+    instances: bool = option(
+        False, "Also number the connected parts of each label, in .ply, .vtp, .npy, .csv or .json files."
+    ),
+    least_area: float = option(
+        LEAST_AREA,
+        "With --instances: parts with a smaller share of the area of the mesh get the label around them.",
+        least=0,
+        most=1,
+        metavar="SHARE",
+    ),
+    background: str | None = option(
+        None,
+        "With --instances: a class, by name or number, without them. It and debris get 0, instances 1, 2, …",
+        metavar="CLASS",
+    ),
+    class_names: str | None = option(
+        None, "Names of the classes, for a checkpoint that has none.", metavar="NAME,NAME…"
+    ),
     labels_at: LabelsAtOption = None,
-    condition: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=NUMBER",
-            help="A condition of all meshes, for a network that was trained with --conditions; or a table with a "
-            "column file and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data "
-            "of VTK files.",
-        ),
-    ] = None,
+    condition: list[str] | None = option(
+        None,
+        "A condition of all meshes, for a network that was trained with --conditions; or a table with a column file "
+        "and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data of VTK files.",
+        metavar="NAME=NUMBER",
+    ),
     **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.
@@ -363,40 +341,32 @@ _NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "z
 
 @with_parameters(
     *parameters(SetOptions, _SET_OPTIONS),
-    *parameters(TrainOptions, ("labels", "targets", "zoomout"), {**vars(TrainOptions()), "labels": None}),
+    *parameters(TrainOptions, ("labels", "targets", "zoomout"), changes={"labels": {"default": None}}),
     *parameters(RunOptions, ("device", "cache", "jobs", "skip_unusable"), panel=None),
 )
 def evaluate(
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the "
-            "name of the built-in set of the network's task: bodies or shapes."
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for results.json, predictions.html and a chart.")],
+    data: str = option(
+        ...,
+        "Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the name of "
+        "the built-in set of the network's task: bodies or shapes.",
+    ),
+    out: Path = option(..., "Folder for results.json, predictions.html and a chart."),
     checkpoint: Annotated[Path | None, checkpoint_option()] = None,
-    score: Annotated[
-        FurtherScore | None,
-        typer.Option(
-            help="A further score: teeth for TLA, TSA and TIR of the challenge 3DTeethSeg'22; or roc-auc or "
-            "average-precision for more than two classes."
-        ),
-    ] = None,
-    maps: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Instead of a network: score maps of any program, FIRST_SECOND.txt, .csv, .npy or .map with a vertex "
-            "of the second mesh of a pair for each vertex of the first, or a negative number for none.",
-        ),
-    ] = None,
-    maps_base: Annotated[
-        Base, typer.Option(help="Number of the first vertex in the files of --maps, 0 or 1; auto finds it.")
-    ] = "auto",
-    save_maps: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also write the map of each pair, as `diffnet match` does.")
-    ] = None,
+    score: FurtherScore | None = option(
+        None,
+        "A further score: teeth for TLA, TSA and TIR of the challenge 3DTeethSeg'22; or roc-auc or average-precision "
+        "for more than two classes.",
+    ),
+    maps: Path | None = option(
+        None,
+        "Instead of a network: score maps of any program, FIRST_SECOND.txt, .csv, .npy or .map with a vertex of the "
+        "second mesh of a pair for each vertex of the first, or a negative number for none.",
+        metavar="FOLDER",
+    ),
+    maps_base: Base = option("auto", "Number of the first vertex in the files of --maps, 0 or 1; auto finds it."),
+    save_maps: Path | None = option(
+        None, "Also write the map of each pair, as `diffnet match` does.", metavar="FOLDER"
+    ),
     form: MapFormatOption = None,
     **options: Any,
 ) -> None:
@@ -496,8 +466,8 @@ def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[s
 @with_parameters(*parameters(RunOptions, ["device"], panel=None))
 def robustness(
     checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
-    data: Annotated[str, typer.Option(help="The data set of the run: its folder, or bodies.")],
-    out: Annotated[Path, typer.Option(help="Folder for results.json.")],
+    data: str = option(..., "The data set of the run: its folder, or bodies."),
+    out: Path = option(..., "Folder for results.json."),
     **options: Any,
 ) -> None:
     """Measure how many predicted labels stay the same when the test meshes change.

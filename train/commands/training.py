@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
@@ -23,7 +23,8 @@ from diffnet.pretrained import network_path
 from diffnet.train.commands.options import RunOptions, described_input, parameters, with_parameters
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, recipe as options_of_recipe
-from diffnet.train.options.shared import PANELS, TaskName
+from diffnet.train.options.panels import PANELS
+from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import RecipeName, SetOptions
 from diffnet.train.place import place
 
@@ -123,7 +124,11 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
 
     if is_command():
         gc.freeze()  # garbage collections needn't walk the 250,000 objects of the imports
-    call = Call(task, data, out, arguments, _choice_names(arguments.pop("context"), arguments))
+    context: typer.Context = arguments.pop("context")
+    # The names of the arguments that are on the command line.
+    sources = {name: context.get_parameter_source(name) for name in arguments}
+    chosen = {name for name, source in sources.items() if source is None or source.name != "DEFAULT"}
+    call = Call(task, data, out, arguments, chosen)
     arguments["without"] = {}  # all folds add to it
 
     def trained(ranks: Ranks) -> None:
@@ -153,12 +158,6 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         raise typer.Exit(TERMINATED if isinstance(end, Terminated) else INTERRUPTED) from None
     except RankError as e:
         raise RankError(f"{e}. {_hint(out, arguments)}".removesuffix(". ")) from e
-
-
-def _choice_names(context: typer.Context, arguments: Iterable[str]) -> Set[str]:
-    """The names of the arguments that are on the command line."""
-    sources = {name: context.get_parameter_source(name) for name in arguments}
-    return {name for name, source in sources.items() if source is None or source.name != "DEFAULT"}
 
 
 def _run(call: Call, ranks: Ranks) -> None:

@@ -32,8 +32,7 @@ SHOWN_TIMES = (0.01, 0.1, 1.0)  # of the HKS, those of `hks_times(3)`
 def view(
     mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {MESH_FILES}.")],
     checkpoint: Annotated[
-        Path | None,
-        checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes."),
+        Path | None, checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
@@ -110,7 +109,8 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     """
     import torch
 
-    from diffnet.data.features import descriptor, prepare
+    from diffnet.data.feature_names import log_hks
+    from diffnet.data.features import prepare
     from diffnet.data.options import Preprocessing
     from diffnet.geometry import gradient
     from diffnet.train.device import pick_device
@@ -122,7 +122,7 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     evecs = operators.evecs[:, first : first + SHOWN_EIGENFUNCTIONS].contiguous()
     numbers = range(first, first + evecs.shape[1])
     eigenfunctions = {f"eigenfunction {i}": evecs[:, i - first].numpy() for i in numbers}
-    signature = 3 * descriptor("log-hks", operators, torch.tensor(SHOWN_TIMES))
+    signature = 3 * log_hks(operators, torch.tensor(SHOWN_TIMES))
     heat = {f"log HKS at t = {t:g}": signature[:, i].numpy() for i, t in enumerate(SHOWN_TIMES)}
     slopes = gradient(evecs[:, :SHOWN_GRADIENTS].contiguous(), operators)
     in_space = torch.einsum("dvc,vdx->cvx", slopes, operators.frames[:, :2].to(slopes.dtype)).numpy()

@@ -159,11 +159,7 @@ def _fine_tune(
     steps: int,
     after_step: Callable[[], Any],
 ) -> None:
-    """Train on one pair. Dropout is off, so that the steps are no different from the match that follows.
-
-    reverse: the same pair, b first
-    options: those of the training, for the limit of gradients and the loss
-    """
+    """Train on one pair. Dropout is off, so that the steps are no different from the match that follows."""
     options = replace(options, learning_rate=FINE_TUNING_RATE)
     optimizer = make_optimizer(network, options, pair.features.device)
     for _ in range(steps):

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from diffnet.checkpoints.safetensors_file import is_safetensors
-from diffnet.data import UNLABELED, LabeledMesh, LabeledMeshes, fill_cache, load_dataset
+from diffnet.data import UNLABELED, LabeledMesh, fill_cache, load_dataset
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
@@ -51,7 +51,15 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
     make_folder(out)
     dataset = load_dataset(data, seed=seed, labels_at="vertices")
     items = [item for item in dataset.test if not item.mesh.is_point_cloud]
-    _check(network, dataset, items)
+    if network["labels_at"] != "vertices":
+        raise OptionError(f"the network should label vertices, this one labels {network['labels_at']}")
+    if network["label_names"] != dataset.label_names:
+        raise OptionError(
+            f"the network was trained on another data set: it has {len(network['label_names'])} classes at the "
+            f"vertices, and the data set has {len(dataset.label_names)}, or other names"
+        )
+    if not items:
+        raise OptionError("the data set has no test mesh with faces")
     before = _predict([item.mesh for item in items], network, device)
     rows = []
     for name in CHANGES:
@@ -70,18 +78,6 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
     }
     write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
-
-
-def _check(checkpoint: Checkpoint, data: LabeledMeshes, items: Sequence[LabeledMesh]) -> None:
-    if checkpoint["labels_at"] != "vertices":
-        raise OptionError(f"the network should label vertices, this one labels {checkpoint['labels_at']}")
-    if checkpoint["label_names"] != data.label_names:
-        raise OptionError(
-            f"the network was trained on another data set: it has {len(checkpoint['label_names'])} classes at the "
-            f"vertices, and the data set has {len(data.label_names)}, or other names"
-        )
-    if not items:
-        raise OptionError("the data set has no test mesh with faces")
 
 
 def _measure(

@@ -11,14 +11,7 @@ import torch
 from rich.console import Console
 
 from diffnet import DiffusionNet
-from diffnet.data import (
-    DataError,
-    LabeledMesh,
-    LabeledMeshes,
-    MeshPairs,
-    Sample,
-    paired_meshes,
-)
+from diffnet.data import DataError, LabeledMesh, LabeledMeshes, MeshPairs, Sample, paired_meshes
 from diffnet.data.arrays import check_arrays_of_all
 from diffnet.data.options import Base
 from diffnet.data.pairs.files import find_maps, read_maps

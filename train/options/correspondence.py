@@ -61,28 +61,26 @@ class CorrespondenceOptions(SharedOptions):
     """
 
     method: Method = option(
-        "supervised", None, "supervised learns from correspondences, unsupervised from pairs without any."
+        "supervised", "supervised learns from correspondences, unsupervised from pairs without any."
     )
-    map_k: int = option(30, None, "Eigenpairs of the functional maps.")
+    map_k: int = option(30, "Eigenpairs of the functional maps.")
     feature_scale: float = option(
-        0.0, None, "Scale features to this root mean square; 0: never. If unsupervised, 1.", least=0, metavar="SIZE"
+        0.0, "Scale features to this root mean square; 0: never. If unsupervised, 1.", least=0, metavar="SIZE"
     )
     regularizer: Regularizer = option(
-        "squared_difference", None, "How supervised functional maps are regularized. The unsupervised ones: resolvent."
+        "squared_difference", "How supervised functional maps are regularized. The unsupervised ones: resolvent."
     )
     loss_weights: str = option(
         "bijectivity=1,orthogonality=1,coupling=1",
-        None,
         "Weights of the terms of the unsupervised loss; a term that isn't named has none.",
         metavar="TERM=WEIGHT,…",
     )
     partial: bool = option(
         False,
-        None,
         "Shapes may be parts. The network also predicts the overlap, and trains on copies of meshes that are cut by "
         "planes, have holes, or are what a camera sees.",
     )
-    zoomout: bool = option(False, None, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
+    zoomout: bool = option(False, "Refine functional maps with ZoomOut, to all eigenpairs of the network.")
 
     @property
     def weight_of(self) -> dict[str, float]:

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 from diffnet.data.feature_names import AUTO_LABELS, checked_label_source
 from diffnet.data.folders.layouts import BODIES
 from diffnet.geometry.errors import OptionError
-from diffnet.options import option
-from diffnet.train.options.shared import LABELS, SharedOptions, weight_entries
+from diffnet.train.options.panels import of_labels
+from diffnet.train.options.shared import SharedOptions, weight_entries
 from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, side_pairs
 from diffnet.train.options.task_options import RecipeName, TaskOptions
 
@@ -30,47 +30,39 @@ class LabelOptions(SharedOptions):
     mirror_labels: a run stores the number of the class that each class becomes, such as "0,2,1", with -1 for unlabeled
     """
 
-    label_loss: LabelLoss = option(
+    label_loss: LabelLoss = of_labels(
         "cross-entropy",
-        LABELS,
         "focal gives elements that are predicted well less weight. Dice losses measure overlap, so a rare class "
         "counts as much as a frequent one.",
         flag="--loss",
     )
-    label_smoothing: float = option(
-        0.0, LABELS, "Weight of the wrong classes in the loss, all together.", least=0, below=1
-    )
-    labels: str = option(
+    label_smoothing: float = of_labels(0.0, "Weight of the wrong classes in the loss, all together.", least=0, below=1)
+    labels: str = of_labels(
         AUTO_LABELS,
-        LABELS,
         "Where the labels are: file:NAME, as MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property NAME of a "
         "mesh file; groups or materials of OBJ files; or colors. auto: label files, else a property, else colors. "
         "Classification takes the name of a column of its table.",
         metavar="file:NAME",
         check=checked_label_source,
     )
-    score: LabelScore = option(
+    score: LabelScore = of_labels(
         "accuracy",
-        LABELS,
         "The score of each epoch, by which --validation chooses one. A rare class counts as much as a frequent "
         "one in balanced-accuracy, mean-iou and dice. roc-auc and average-precision score the order of probabilities.",
     )
-    ignore: tuple[str, ...] = option(
+    ignore: tuple[str, ...] = of_labels(
         (),
-        LABELS,
         "A class, by name or number, that counts neither in the loss nor in the scores. Repeatable.",
         metavar="CLASS",
     )
-    class_weights: str | None = option(
+    class_weights: str | None = of_labels(
         None,
-        LABELS,
         "Weights of the classes in the loss: balanced, one over their frequencies; sqrt, one over the roots; or "
         "1,0.5,2 for all, or NAME=2,NAME=0.5.",
         metavar="WEIGHTS",
     )
-    mirror_labels: str | None = option(
+    mirror_labels: str | None = of_labels(
         None,
-        LABELS,
         "Classes that --mirror exchanges: NAME=NAME,NAME=NAME, or fdi for the FDI numbers of teeth, or none.",
         metavar="PAIRS",
     )

@@ -25,7 +25,6 @@ class RegressionOptions(SharedOptions):
 
     targets: str | None = option(
         None,
-        None,
         "Targets at vertices, faces or edges: MESH.NAME or NAME/MESH with .npy, .txt or .csv, or the property "
         "NAME of a PLY or VTK file. Several are joined by +. vector:NAME turns with the mesh, and displacement:NAME "
         "has its unit of length, too. By default, a table targets.csv has the targets of whole meshes; "
@@ -33,11 +32,8 @@ class RegressionOptions(SharedOptions):
         metavar="file:NAME",
         check=checked_targets,
     )
-    loss: Loss = option(
-        "mse", None, "Mean squared error, mean absolute error, or Huber's loss, which is between the two."
-    )
+    loss: Loss = option("mse", "Mean squared error, mean absolute error, or Huber's loss, which is between the two.")
     target_weights: str | None = option(
-        None,
         None,
         "Weights of targets in the loss, by the names of columns or of vector:NAME. Those of others are 1. All targets "
         "are standardized first.",
@@ -46,18 +42,16 @@ class RegressionOptions(SharedOptions):
     )
     scalar_targets: bool = option(
         False,
-        None,
         "All targets are numbers that stay as they are when a mesh is turned or mirrored. Columns that look like "
         "a vector, such as u_x, u_y, u_z, need this or --no-rotate.",
     )
     vector_head: VectorHead = option(
         "surface",
-        None,
         "How the network gives vector:NAME: by directions of the surface, so that predictions turn and mirror with the "
         "mesh as features do; or as three numbers in space, for meshes that stand alike.",
     )
     equal_weights: bool = option(
-        False, None, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
+        False, "Relative errors and angles count all vertices, faces or edges alike, and not by their areas."
     )
 
     @property

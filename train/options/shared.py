@@ -19,7 +19,8 @@ from diffnet.geometry.options import (
     ScaleRule,
     scale_in_units,
 )
-from diffnet.options import Architecture, InitialTimes, option
+from diffnet.options import Architecture, InitialTimes
+from diffnet.train.options.panels import of_augmentation, of_features, of_run, of_training
 
 # A new task adds its name.
 TaskName: TypeAlias = Literal["segmentation", "classification", "regression", "correspondence"]
@@ -28,12 +29,6 @@ Schedule: TypeAlias = Literal["step", "cosine"]
 Freeze: TypeAlias = Literal["blocks"]
 RotationAxis: TypeAlias = Literal["any", "x", "y", "z"]
 TrainBackend: TypeAlias = Literal["auto", "torch"]
-
-# The panels of --help, in their order.
-PANELS = _, LABELS, FEATURES, NETWORK, TRAINING, AUGMENTATION, RUN = (
-    *(None, "Labels", "Features and operators", "Network", "Training", "Augmentation", "Run"),
-)
-
 
 _FORMS = {
     "class_weights": "balanced, sqrt, a list such as 1,0.5,2, or a list such as arm=2,leg=0.5",
@@ -96,130 +91,110 @@ class SharedOptions(Architecture):
     """
 
     task: TaskName = "segmentation"
-    features: str = option(
+    features: str = of_features(
         "curvature+diffused-curvature+log-hks",
-        FEATURES,
         f"Input features at the vertices: {', '.join(FEATURE_CHANNELS)} and file:NAME, one or several joined by +."
         " file:NAME is NAME/MESH.npy, MESH.NAME.npy or NAME in a PLY or VTK file; file:colors is the colors of "
         "the vertices of a PLY, OBJ or OFF file. vector:NAME turns with the mesh, and scalar:NAME doesn't.",
         metavar="PART+PART…",
         check=canonical_features,
     )
-    k: int = option(128, FEATURES, "Number of eigenpairs; 0 is allowed for implicit diffusion of xyz.", least=0)
-    laplacian: LaplacianKind | None = option(
-        None, FEATURES, "robust, the default, accepts any mesh; cotan is the one of --operators original."
+    k: int = of_features(128, "Number of eigenpairs; 0 is allowed for implicit diffusion of xyz.", least=0)
+    laplacian: LaplacianKind | None = of_features(
+        None, "robust, the default, accepts any mesh; cotan is the one of --operators original."
     )
-    basis: BasisPrecision = option(
-        "float32", FEATURES, "Storage precision of eigenvectors. Half precision makes the cache a third smaller."
+    basis: BasisPrecision = of_features(
+        "float32", "Storage precision of eigenvectors. Half precision makes the cache a third smaller."
     )
-    join: JoinRule = option(
-        "auto", FEATURES, "Join vertices at the same position: auto does where this connects most of the mesh."
+    join: JoinRule = of_features(
+        "auto", "Join vertices at the same position: auto does where this connects most of the mesh."
     )
-    operators: OperatorsKind = option(
-        "diffnet", FEATURES, "original has the operators of the original implementation, with its regularization."
+    operators: OperatorsKind = of_features(
+        "diffnet", "original has the operators of the original implementation, with its regularization."
     )
-    normalize: ScaleRule = option(
+    normalize: ScaleRule = of_features(
         "radius",
-        FEATURES,
         "Scale meshes to radius 1 or to area 1. all-radius and all-area count vertices of no face, too. none keeps the "
         "size of meshes, for targets that depend on it.",
     )
-    units: float = option(
+    units: float = of_features(
         1.0,
-        FEATURES,
         "With --normalize none: the length that becomes 1. Choose about the radius of a mesh, in the unit of its file.",
         metavar="LENGTH",
     )
-    conditions: str | None = option(
+    conditions: str | None = of_features(
         None,
-        FEATURES,
         "Columns of the table that are inputs, too: numbers of each mesh, such as a speed or an age. --data is the "
         "table, or the folder with it. Those that are no columns are numbers in the field data of VTK files.",
         metavar="COLUMN,COLUMN…",
         check=lambda text: ",".join(column_names("conditions", text)),
     )
-    max_faces: int | None = option(
+    max_faces: int | None = of_features(
         None,
-        FEATURES,
         "Decimate meshes with more faces. Scores and predictions are those of the full meshes. Default: none.",
         least=4,
     )
-    start: str | None = option(
+    start: str | None = of_training(
         None,
-        TRAINING,
         "Start from the weights of a network, with its features, size and operators: its file, the folder of a run, or "
         "the name of a built-in network. With other classes, the last layer is new.",
         flag="--from",
         metavar="NETWORK",
     )
-    freeze: Freeze | None = option(None, TRAINING, "With --from: blocks trains the last layer only.")
-    epochs: int = option(100, TRAINING, "Passes over the training meshes.", least=1)
-    learning_rate: float = option(2e-3, TRAINING, "Learning rate of Adam. With --from, at most 5e-4.", flag="--lr")
-    schedule: Schedule = option(
-        "cosine", TRAINING, "step halves the learning rate every --decay-every epochs; cosine lowers it to 0."
+    freeze: Freeze | None = of_training(None, "With --from: blocks trains the last layer only.")
+    epochs: int = of_training(100, "Passes over the training meshes.", least=1)
+    learning_rate: float = of_training(2e-3, "Learning rate of Adam. With --from, at most 5e-4.", flag="--lr")
+    schedule: Schedule = of_training(
+        "cosine", "step halves the learning rate every --decay-every epochs; cosine lowers it to 0."
     )
-    decay_every: int = option(50, TRAINING, "Epochs between two steps of the step schedule.", least=1)
-    clip: float = option(
-        0.0, TRAINING, "Scale gradients down to this norm if they are longer; 0: never.", least=0, metavar="NORM"
+    decay_every: int = of_training(50, "Epochs between two steps of the step schedule.", least=1)
+    clip: float = of_training(
+        0.0, "Scale gradients down to this norm if they are longer; 0: never.", least=0, metavar="NORM"
     )
-    batch_meshes: int | None = option(1, TRAINING, "Meshes per step of all ranks, one each at least.", least=1)
-    batch_vertices: int | None = option(
-        None, TRAINING, "Instead of a number of meshes: at most N vertices per step.", least=1
+    batch_meshes: int | None = of_training(1, "Meshes per step of all ranks, one each at least.", least=1)
+    batch_vertices: int | None = of_training(
+        None, "Instead of a number of meshes: at most N vertices per step.", least=1
     )
-    accumulate: int = option(
-        1, TRAINING, "Divide each step into N passes, which need less memory, with equal results.", least=1, metavar="N"
+    accumulate: int = of_training(
+        1, "Divide each step into N passes, which need less memory, with equal results.", least=1, metavar="N"
     )
-    average_weights: float = option(
+    average_weights: float = of_training(
+        0.0, "Average the weights over about 1/(1 - DECAY) steps.", least=0, below=1, most=0.999999, metavar="DECAY"
+    )
+    validation: float = of_training(
         0.0,
-        TRAINING,
-        "Average the weights over about 1/(1 - DECAY) steps.",
-        least=0,
-        below=1,
-        most=0.999999,
-        metavar="DECAY",
-    )
-    validation: float = option(
-        0.0,
-        TRAINING,
         "Share of the training meshes held out to choose the best epoch, as a part val/ of the data does.",
         least=0,
         below=1,
         most=0.9,
     )
-    group_by: str | None = option(
+    group_by: str | None = of_training(
         None,
-        TRAINING,
         "Random divisions leave groups together, such as scans of a patient. A regular expression on the names of "
         "meshes: its first group, or all that it matches, names the group.",
         metavar="PATTERN",
         check=checked_pattern,
     )
-    eval_every: int = option(5, TRAINING, "Epochs between evaluations of the test set.", least=1)
-    seed: int = option(0, TRAINING, "Seed of weights, order of meshes, dropout and splits.")
-    rotate: bool | None = option(
-        None, AUGMENTATION, "Rotate xyz, normals and vectors at random in training. Default: yes."
+    eval_every: int = of_training(5, "Epochs between evaluations of the test set.", least=1)
+    seed: int = of_training(0, "Seed of weights, order of meshes, dropout and splits.")
+    rotate: bool | None = of_augmentation(None, "Rotate xyz, normals and vectors at random in training. Default: yes.")
+    rotate_about: RotationAxis = of_augmentation("any", "The axis of the random rotations; any for all rotations.")
+    scale_range: float = of_augmentation(
+        1.0, "Scale meshes at random by a factor from 1/S to S in training.", least=1, most=10
     )
-    rotate_about: RotationAxis = option("any", AUGMENTATION, "The axis of the random rotations; any for all rotations.")
-    scale_range: float = option(
-        1.0, AUGMENTATION, "Scale meshes at random by a factor from 1/S to S in training.", least=1, most=10
+    jitter: float = of_augmentation(
+        0.0, "Standard deviation of noise on xyz in training. Meshes have radius 1.", least=0, below=1
     )
-    jitter: float = option(
-        0.0, AUGMENTATION, "Standard deviation of noise on xyz in training. Meshes have radius 1.", least=0, below=1
+    mirror: bool = of_augmentation(False, "Mirror half of the meshes in training.")
+    cut: float = of_augmentation(
+        0.0, "Also train on cut variants of the meshes. Random planes cut off up to this share.", least=0, below=1
     )
-    mirror: bool = option(False, AUGMENTATION, "Mirror half of the meshes in training.")
-    cut: float = option(
-        0.0,
-        AUGMENTATION,
-        "Also train on cut variants of the meshes. Random planes cut off up to this share.",
-        least=0,
-        below=1,
+    decimate: float = of_augmentation(
+        0.0, "Also train on variants with fewer faces, which lack up to this share.", least=0, below=1
     )
-    decimate: float = option(
-        0.0, AUGMENTATION, "Also train on variants with fewer faces, which lack up to this share.", least=0, below=1
-    )
-    variants: int = option(8, AUGMENTATION, "Variants of each training mesh, with --cut or --decimate.", least=1)
-    precision: Precision = option("auto", RUN, "auto is bf16 on GPUs that support it, else fp32.")
-    backend: TrainBackend = option("auto", RUN, "auto uses the fused kernels on a GPU; torch is plain PyTorch.")
+    variants: int = of_augmentation(8, "Variants of each training mesh, with --cut or --decimate.", least=1)
+    precision: Precision = of_run("auto", "auto is bf16 on GPUs that support it, else fp32.")
+    backend: TrainBackend = of_run("auto", "auto uses the fused kernels on a GPU; torch is plain PyTorch.")
     upright: tuple[float, ...] = ()
     # The defaults of training that differ from those of `DiffusionNet`.
     width: int = field(default=256, kw_only=True)

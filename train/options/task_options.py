@@ -12,7 +12,8 @@ from diffnet.data.folders.layouts import Layout
 from diffnet.data.labeled import LabelsAt
 from diffnet.data.options import Base
 from diffnet.options import Checked, option
-from diffnet.train.options.shared import LABELS, SharedOptions
+from diffnet.train.options.panels import of_labels
+from diffnet.train.options.shared import SharedOptions
 
 RecipeName: TypeAlias = Literal["default", "original"]
 
@@ -28,35 +29,32 @@ class SetOptions(Checked):
     jobs, without: see `index_dataset`. The values of `without` are reasons, which the report has.
     """
 
-    layout: Layout = option("auto", None, "Layout of a folder for segmentation; auto detects it.")
+    layout: Layout = option("auto", "Layout of a folder for segmentation; auto detects it.")
     files: str | None = option(
-        None,
         None,
         "The meshes of a folder, by their paths in it, such as 'sub-*/surf/lh.pial'. By default those in the folder, "
         "else those in its subfolders.",
         metavar="PATTERN",
     )
-    mask: str | None = option(
+    mask: str | None = of_labels(
         None,
-        LABELS,
         "Where vertices count, file:NAME or label/lh.cortex.label: elsewhere, there are no loss, score and prediction, "
         "and own arrays among the features, which may be NaN, are 0. It is the feature mask:NAME.",
         metavar="file:NAME",
         check=checked_mask,
     )
-    outputs_at: LabelsAt | None = option(
-        None, LABELS, "Elements that the network labels; other labels are converted. Default: those of the labels."
+    outputs_at: LabelsAt | None = of_labels(
+        None, "Elements that the network labels; other labels are converted. Default: those of the labels."
     )
     pairs: str | None = option(
-        None,
         None,
         "all pairs of meshes, those within or across folders, or a file with two names in each line. By default "
         "pairs.txt in the folder, else all.",
     )
-    base: Base = option("auto", None, "Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
-    registered: bool = option(False, None, "The meshes have the same faces, and vertices of one number correspond.")
+    base: Base = option("auto", "Number of the first vertex in files of correspondences, 0 or 1; auto finds it.")
+    registered: bool = option(False, "The meshes have the same faces, and vertices of one number correspond.")
     channels: int | None = option(
-        None, None, "Features that the network computes. By default 128; 256 if unsupervised.", least=1
+        None, "Features that the network computes. By default 128; 256 if unsupervised.", least=1
     )
     cache: Path
     targets: str | None = None
@@ -69,10 +67,13 @@ class SetOptions(Checked):
     jobs: int | None = None
     without: dict[str, str] = field(default_factory=dict)
 
+    def named(self, *names: str) -> dict[str, Any]:
+        """Some of the options by name."""
+        return {name: getattr(self, name) for name in names}
+
     def for_index(self) -> dict[str, Any]:
         """The keyword arguments that the functions for an index of a set share, see `index_dataset`."""
-        names = "conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs", "without"
-        return {name: getattr(self, name) for name in names}
+        return self.named("conditions", "seed", "needs_train", "group_by", "files", "fold", "jobs", "without")
 
 
 @dataclass(frozen=True)

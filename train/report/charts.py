@@ -45,12 +45,10 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     side = min(max(3.6, 1.8 + 0.52 * n), 8.0)
     figure = Figure(figsize=(side + 0.7, side), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_facecolor("0.93")
+    axes.set(facecolor="0.93", xlabel="Prediction", ylabel="Truth")
     image = axes.imshow(shares if n else np.full((1, 1), np.nan), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, format=PercentFormatter(1), fraction=0.046, pad=0.03)
     bar.outline.set_visible(False)  # type: ignore[operator]
-    axes.set_xlabel("Prediction")
-    axes.set_ylabel("Truth")
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
     ticks = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))

@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from diffnet.data import MeshPairs
 from diffnet.geometry import Mesh, error_curve
 from diffnet.geometry.files import csv_text, write_atomically
 from diffnet.geometry.geodesics.errors import THRESHOLDS
@@ -20,10 +19,10 @@ from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
-from diffnet.train.report.transfer import pair_colors, pair_heading
+from diffnet.train.report.transfer import pair_colors
 from diffnet.viz import page
 from diffnet.viz.render import draw, paint, png_bytes
-from diffnet.viz.surface import make_surface
+from diffnet.viz.surface import surface_of
 
 SHOWN_PAIRS = 8
 
@@ -49,7 +48,6 @@ def write_pairs_report(
         charts.append((chart, caption, caption))
         scores = {
             "Mean error ×100": f"{results['mean_error_x100']:.3f}",
-            "Nearest vertices": f"{100 * results['floor']:.3f}",
             "Area under the curve": f"{results['auc']:.4f}",
         }
         if results["flipped_pairs"] is not None:
@@ -92,8 +90,11 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
         scores = pairs.errors[number]
         notes = f"mean error ×100 {100 * np.nanmean(scores.errors):.2f}"
         notes += ", left and right exchanged" if scores.flipped else ""
-        errors = _at_vertices(data, number, scores.errors)
-    heading = pair_heading(first.name, second.name)
+        truth = data.truth(first, second)
+        assert truth is not None
+        errors = np.full(len(first.mesh.verts), np.nan)  # where the truth is not known
+        errors[truth.vertices] = scores.errors
+    heading = f"{first.name} to {second.name}"
     path = f"pairs/{number:03d}.html"
     meshes, titles = [first.mesh, second.mesh], (first.name, second.name)
     colors = pair_colors(first.mesh, second.mesh, matches, errors)
@@ -109,15 +110,5 @@ def _article(out: Path, pairs: ScoredPairs, number: int) -> str:
     return f'<article><h3>{link} <small>{notes}</small></h3><div class="pictures">{figures}</div></article>'
 
 
-def _at_vertices(data: MeshPairs, number: int, errors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The errors (V,) at the vertices of the first mesh, NaN where the truth is not known."""
-    first, second = (data.test[i] for i in data.test_pairs[number])
-    truth = data.truth(first, second)
-    assert truth is not None
-    values = np.full(len(first.mesh.verts), np.nan)
-    values[truth.vertices] = errors
-    return values
-
-
 def _picture(mesh: Mesh, colors: NDArray[np.uint8]) -> bytes:
-    return png_bytes(paint(draw(make_surface(mesh.verts, mesh.faces), "vertices", report.PICTURE_SIZE), colors))
+    return png_bytes(paint(draw(surface_of(mesh), "vertices", report.PICTURE_SIZE), colors))

@@ -17,21 +17,12 @@ from diffnet.data.places import columns_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
 from diffnet.train.report.charts import fits_chart, png_of
-from diffnet.train.report.report import (
-    Prediction,
-    charts_html,
-    figure_html,
-    mesh_table_html,
-    meshes_html,
-    small_figure,
-    table_html,
-    write_page,
-)
+from diffnet.train.report.report import Prediction
 from diffnet.viz.fields import PLAIN_COLOR
 from diffnet.viz.palette import label_colors, make_scale
 from diffnet.viz.pictures import short_names
 from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
-from diffnet.viz.surface import make_surface
+from diffnet.viz.surface import surface_of
 
 PICTURED_COLUMNS = 3  # with pictures of each mesh
 MAX_COLUMNS = 12  # in the chart
@@ -68,23 +59,23 @@ def write_values_report(
         return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
     parts = [
-        table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
-        charts_html(zip(charts, captions, captions, strict=True)),
-        mesh_table_html(meshes),
-        meshes_html(rows, section, at),
+        report.table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
+        report.charts_html(zip(charts, captions, captions, strict=True)),
+        report.mesh_table_html(meshes),
+        report.meshes_html(rows, section, at),
     ]
-    write_page(path, title, summary, parts)
+    report.write_page(path, title, summary, parts)
 
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
     body, means = "", []
-    both = (columns_at(values, names, len(row.verts), at) for values in (row.prediction, row.truth))
+    both = (columns_at(values, names, len(row.mesh.verts), at) for values in (row.prediction, row.truth))
     for (place, columns, predictions), (*_, truths) in zip(*both, strict=True):
         fields = list(zip(columns, predictions.T, truths.T, strict=True))[:PICTURED_COLUMNS]
         if place == "meshes":
             means += [f"{name} {number(value[0])} (truth {number(truth[0])})" for name, value, truth in fields]
             continue
-        drawing = draw(make_surface(row.verts, row.faces), place, report.PICTURE_SIZE)
+        drawing = draw(surface_of(row.mesh), place, report.PICTURE_SIZE)
         for field in fields:
             pictures, mean = _field(drawing, row.name, *field)
             body += pictures
@@ -105,7 +96,7 @@ def _field(
     for kind, values in values_of.items():
         scale = error_scale if kind == "Error" else value_scale
         png = png_bytes(paint_scalars(drawing, scale.shares(values), scale.table))
-        figures += figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
+        figures += report.figure_html(png, f"{mesh}: {kind.lower()} of {name}", f"{kind} of {name}")
     ends = [(value_scale.low, error_scale.low), (value_scale.high, error_scale.high)]
     low, high = (f"<small>{number(value)}<br>error {number(of_error)}</small>" for value, of_error in ends)
     stops = ",".join(f"rgb({red},{green},{blue})" for red, green, blue in error_scale.table[::17])
@@ -119,7 +110,7 @@ def _whole_mesh(row: Prediction, names: Sequence[str]) -> str:
     prediction, truth = row.prediction[0], row.truth[0]
     texts = [f"{name} {number(prediction[i])}" for i, name in enumerate(names[:PICTURED_COLUMNS])]
     true = ", ".join(number(value) for value in truth[:PICTURED_COLUMNS])
-    return small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
+    return report.small_figure(row, np.array(PLAIN_COLOR, np.uint8), ", ".join(texts), f"truth: {true}")
 
 
 def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], names: Sequence[str]) -> bytes:
@@ -148,8 +139,7 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
             ends = [float(min(x.min(), y.min())), float(max(x.max(), y.max()))]
             axes.plot(ends, ends, color="0.5", lw=1, zorder=0)
         axes.set_title(titles[i], fontsize=10, parse_math=False)
-        axes.set_xlabel("Truth")
-        axes.set_ylabel("Prediction")
+        axes.set(xlabel="Truth", ylabel="Prediction")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="0.92")
         axes.set_axisbelow(True)

@@ -13,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.labeled import UNLABELED, LabelsAt, TargetsAt
+from diffnet.geometry import Mesh
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.processes import available_cores
 from diffnet.train.metrics import class_scores, percent
 from diffnet.viz.pages import fill_template
 from diffnet.viz.palette import ERROR_COLORS, colorize, label_colors
 from diffnet.viz.render import draw, paint, png_bytes
-from diffnet.viz.surface import make_surface
+from diffnet.viz.surface import surface_of
 
 PICTURE_SIZE = (420, 340)  # width and height of each picture of a mesh, in pixels
 LISTED_MESHES = 50  # in the table of scores
@@ -31,14 +32,12 @@ Chart = tuple[bytes | None, str, str]  # a PNG file or None, its description and
 class Prediction(NamedTuple):
     """The prediction and the truth of one mesh or point cloud of the test set.
 
-    verts: (V, 3); faces: (F, 3), None or empty for a point cloud
     prediction, truth: (N,) integers, negative where unlabeled, or (N, C) numbers, NaN in the truth where missing. The
         prediction of the class of a whole mesh has the probabilities (1, C) of all classes.
     """
 
     name: str
-    verts: Any
-    faces: Any
+    mesh: Mesh
     prediction: Any
     truth: Any
 
@@ -71,7 +70,7 @@ def write_report(
     colors = label_colors(len(scores.iou))
     table = (
         (
-            f"{_swatch(colors[c])}{html.escape(label_names[c])}",
+            f'<i style="background:rgb({",".join(map(str, colors[c]))})"></i>{html.escape(label_names[c])}',
             f"{scores.elements[c]:,}",
             percent(scores.accuracy[c]),
             percent(scores.iou[c]),
@@ -149,15 +148,11 @@ def figure_html(png: bytes, alt: str, caption: str, note: str = "") -> str:
 
 def small_figure(row: Prediction, color: NDArray[np.uint8], caption: str, note: str) -> str:
     """A mesh in one color (3,), with its prediction and a note."""
-    surface = make_surface(row.verts, row.faces)
+    surface = surface_of(row.mesh)
     colors = np.tile(color, (len(surface.verts), 1))
     png = png_bytes(paint(draw(surface, "vertices", SMALL_SIZE), colors))
     name = html.escape(row.name)
     return f"<article>{figure_html(png, f'{row.name}: {caption}', caption, note)}<small>{name}</small></article>"
-
-
-def _swatch(color: NDArray[np.uint8]) -> str:
-    return f'<i style="background:rgb({color[0]},{color[1]},{color[2]})"></i>'
 
 
 def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
@@ -174,20 +169,16 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
     errors = np.where(truth < 0, UNLABELED, prediction != truth)
     mistakes = errors[errors >= 0]
     accuracy = percent(float(np.mean(mistakes == 0)) if len(mistakes) else np.nan)
-    pictures: list[tuple[str, NDArray[Any], NDArray[np.uint8] | None]] = [
-        ("Prediction", prediction, None),
-        ("Truth", truth, None),
-        ("Errors", errors, ERROR_COLORS),
+    wrong = f"{len(mistakes) - int((mistakes == 0).sum()):,} of {len(mistakes):,}"
+    pictures: list[tuple[str, NDArray[Any], NDArray[np.uint8] | None, str]] = [
+        ("Prediction", prediction, None, ""),
+        ("Truth", truth, None, ""),
+        ("Errors", errors, ERROR_COLORS, wrong),
     ]
-    drawing = draw(make_surface(row.verts, row.faces), at, PICTURE_SIZE)
+    drawing = draw(surface_of(row.mesh), at, PICTURE_SIZE)
     figures = "".join(
-        figure_html(
-            png_bytes(paint(drawing, colorize(labels, colors))),
-            f"{row.name}: {kind.lower()}",
-            kind,
-            f"{len(mistakes) - int((mistakes == 0).sum()):,} of {len(mistakes):,}" if kind == "Errors" else "",
-        )
-        for kind, labels, colors in pictures
+        figure_html(png_bytes(paint(drawing, colorize(labels, colors))), f"{row.name}: {kind.lower()}", kind, note)
+        for kind, labels, colors, note in pictures
     )
     heading = f"<h3>{html.escape(row.name)} <small>{accuracy} correct</small></h3>"
     return f'<article>{heading}<div class="pictures">{figures}</div></article>'

@@ -50,8 +50,3 @@ def pair_colors(
         colors_of = make_scale(errors, range=(0, MAX_ERROR)).colors
         colors[0][name], colors[1][name] = colors_of(errors), colors_of(np.full(len(second.verts), np.nan))
     return colors
-
-
-def pair_heading(first: str, second: str) -> str:
-    """The heading of a map that gives a vertex of the second mesh for each vertex of the first."""
-    return f"{first} to {second}"

@@ -17,7 +17,7 @@ from diffnet.geometry.descriptors import hks_times
 from diffnet.geometry.store.transfer import aligned
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import NO_SIDES
-from diffnet.train.tasks.classes import mirrored_on
+from diffnet.train.tasks.classes import numbers_on
 
 T = TypeVar("T")
 
@@ -59,32 +59,27 @@ class Changes:
 
         Its first mesh has the number `first`.
         """
-        sample = self._made(sample, first)
+        options, jitter, rows = self.options, None, slice(first, first + len(sample.operators))
+        if options.jitter > 0:
+            jitter = options.jitter * torch.randn(len(sample.features), 3, device=sample.features.device)
+        if not (jitter is None and self.mirror is None and self.factors is None):
+            sample = augmented(
+                sample,
+                options.features,
+                jitter=jitter,
+                mirror=None if self.mirror is None else self.mirror[rows],
+                factors=None if self.factors is None else self.factors[rows],
+                times=self.times,
+                mirrored_classes=self.mirrored_classes,
+                labels_at=self.labels_at,
+                vectors=options.vectors,
+                lengths=options.lengths,
+            )
         rotations = self.rotations_of(first, len(sample.operators))
-        if rotations is None or self.options.vector_head == "surface" or not self.options.vectors:
+        if rotations is None or options.vector_head == "surface" or not options.vectors:
             return sample
-        targets = turned_targets(sample.labels, self.options.vectors, rotations, sample.operators, self.labels_at)
+        targets = turned_targets(sample.labels, options.vectors, rotations, sample.operators, self.labels_at)
         return replace(sample, labels=targets)
-
-    def _made(self, sample: Sample, first: int) -> Sample:
-        """The sample with all changes but rotations."""
-        jitter, rows = None, slice(first, first + len(sample.operators))
-        if self.options.jitter > 0:
-            jitter = self.options.jitter * torch.randn(len(sample.features), 3, device=sample.features.device)
-        if jitter is None and self.mirror is None and self.factors is None:
-            return sample
-        return augmented(
-            sample,
-            self.options.features,
-            jitter=jitter,
-            mirror=None if self.mirror is None else self.mirror[rows],
-            factors=None if self.factors is None else self.factors[rows],
-            times=self.times,
-            mirrored_classes=self.mirrored_classes,
-            labels_at=self.labels_at,
-            vectors=self.options.vectors,
-            lengths=self.options.lengths,
-        )
 
 
 def draw_changes(count: int, options: TrainOptions, device: torch.device, labels_at: TargetsAt = "vertices") -> Changes:
@@ -103,7 +98,7 @@ def draw_changes(count: int, options: TrainOptions, device: torch.device, labels
         times = hks_times(device=device)
     classes = None
     if options.mirror_labels not in (None, NO_SIDES):
-        classes = mirrored_on(device, options.mirror_labels)
+        classes = numbers_on(device, options.mirror_labels, torch.int64)
     return Changes(options, labels_at, rotations, mirror, factors, times, classes)
 
 

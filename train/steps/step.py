@@ -39,7 +39,7 @@ class TrainingStep:
     ) -> None:
         self.task, self.model, self.options, self.device = task, model, options, device
         self.optimizer = make_optimizer(model, options, device)
-        loss = _TaskLoss(task, options, task.tallying(options)[0](model.out_channels, device))
+        loss = _TaskLoss(task, options, task.new_tally(model.out_channels, device, options))
         self.tally, self.sums = loss.tally, loss.sums
         self._step = GraphedStep(
             _TaskNetwork(task, model, options), self.optimizer, loss, clip=options.clip, average=average
@@ -116,7 +116,7 @@ class _TaskLoss(MaskedLoss):
     def __init__(self, task: Task[Any, Any], options: TrainOptions, tally: Tensor) -> None:
         super().__init__()
         self._task, self._options = task, options
-        self._counted, self._tally_of = task.counted(options), task.tallying(options)[1]
+        self._counted = task.counted(options)
         self.register_buffer("tally", tally)
         self.register_buffer("sums", torch.zeros(2, dtype=torch.float64, device=tally.device))
         self.register_buffer("_loss_and_one", torch.ones(2, dtype=torch.float64, device=tally.device))
@@ -124,7 +124,7 @@ class _TaskLoss(MaskedLoss):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         with torch.autocast(outputs.device.type, enabled=False):
             predictions = self._task.to_score(outputs.detach(), self._options)
-            self.tally.add_(self._tally_of(predictions, targets, outputs.shape[-1]))
+            self.tally.add_(self._task.tally(predictions, targets, outputs.shape[-1], self._options))
             loss: Tensor = self._task.loss(outputs, targets, self._options)
             if self._task.term is not None:
                 loss = loss + self._task.term(outputs, targets)

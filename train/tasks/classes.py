@@ -155,12 +155,6 @@ def _counts_of(item: LabeledMesh, classes: int) -> list[int]:
 
 
 @cache
-def mirrored_on(device: torch.device, text: str) -> Tensor:
-    """The classes (C,) int64 that an option of numbers gives for mirrored meshes, on a device."""
-    return torch.tensor([int(number) for number in text.split(",")], device=device)
-
-
-@cache
-def weights_on(device: torch.device, text: str) -> Tensor:
-    """The numbers (C,) float32 of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
-    return torch.tensor([float(number) for number in text.split(",")], dtype=torch.float32, device=device)
+def numbers_on(device: torch.device, text: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The numbers (C,) of an option, on a device. They stay there: a CUDA graph can't copy from the host."""
+    return torch.tensor([float(number) for number in text.split(",")], dtype=dtype, device=device)

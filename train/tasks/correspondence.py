@@ -56,7 +56,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     """
 
     name = "correspondence"
-    score_name = "r2"  # of functional maps
     report_files = ("errors.png", "errors.csv")
     targets_at = ("vertices",)
     meshes_of_sample = 2
@@ -113,19 +112,9 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         return lambda targets: torch.full((), len(targets), device=targets.device)
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> PairedMeshes:
-        pairs = load_pairs(
-            data[0] if len(data) == 1 else list(data),
-            how.pairs,
-            base=how.base,
-            registered=how.registered,
-            seed=how.seed,
-            group_by=how.group_by,
-            cache_dir=how.cache,
-            needs_train=how.needs_train,
-            partial_shapes=options.partial,
-            fold=how.fold,
-            without=how.without,
-        )
+        folders = data[0] if len(data) == 1 else list(data)
+        where = how.named("base", "registered", "seed", "group_by", "needs_train", "fold", "without")
+        pairs = load_pairs(folders, how.pairs, cache_dir=how.cache, partial_shapes=options.partial, **where)
         return paired_meshes(pairs, how.channels or CHANNELS[options.method], partial=options.partial)
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
@@ -146,31 +135,30 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def to_score(self, outputs: Tensor, options: TrainOptions) -> Tensor:
         return outputs if options.partial else self.predict(outputs)
 
-    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-        if not options.partial:
-            return self.new_tally, self.tally
-        return self.new_tally, lambda outputs, targets, channels: overlap_tally(outputs, targets)
-
-    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
-        """R² of functional maps, or the IoU of the overlap of partial shapes, of all vertices together."""
-        if not options.partial:
-            return self.score_name, self.score
-        return "overlap_iou", lambda tally: float(tally[0] / tally[1])  # NaN if nothing is known
-
-    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+    def new_tally(self, channels: int, device: torch.device, options: TrainOptions) -> Tensor:
         return torch.zeros(2, dtype=torch.float64, device=device)
 
-    def tally(self, maps: Tensor, targets: Tensor, channels: int) -> Tensor:
-        """The squared errors and the squared entries of the true maps that are known."""
+    def tally(self, maps: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
+        """The squared errors and the squared entries of the true maps that are known, or see `overlap_tally`."""
+        if options.partial:
+            return overlap_tally(maps, targets)
         is_known = ~targets.isnan()
         truth = targets.double().nan_to_num()
         errors = torch.where(is_known, maps.double() - truth, 0)
         return torch.stack([errors.square().sum(), truth.square().sum()])
 
-    def score(self, tally: Tensor) -> float:
-        """R² of functional maps, 1 − ‖C − C_true‖² / ‖C_true‖². NaN if no true map is known."""
+    def score(self, tally: Tensor, options: TrainOptions) -> float:
+        """R² of functional maps, 1 − ‖C − C_true‖² / ‖C_true‖², or the IoU of the overlap, of all vertices together.
+
+        NaN if no truth is known.
+        """
+        if options.partial:
+            return float(tally[0] / tally[1])
         errors, truth = tally.tolist()
         return 1 - errors / truth if truth > 0 else float("nan")
+
+    def score_name(self, options: TrainOptions) -> str:
+        return "overlap_iou" if options.partial else "r2"
 
     def results(self, scored: ScoredPairs) -> dict[str, Any]:
         """Errors are geodesic distances divided by √area. They are null if the true correspondences are not known.
@@ -180,7 +168,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         names = [(first.name, second.name) for first, second in scored.data.test_shapes]
         counts: dict[str, Any] = {"train_pairs": len(scored.data.train_pairs), "test_pairs": len(names)}
         if not scored.errors:
-            nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "floor", "unflipped_mean_error"))
+            nothing = dict.fromkeys(("mean_error", "mean_error_x100", "auc", "unflipped_mean_error"))
             return {**nothing, "unmatched": None, "flipped_pairs": None, **counts, "pairs": []}
         errors = np.concatenate([pair.errors for pair in scored.errors])
         for name in OVERLAP if scored.overlaps else ():
@@ -193,7 +181,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             "mean_error": mean,
             "mean_error_x100": 100 * mean,
             "auc": area_under_curve(errors),
-            "floor": float(np.nanmean([pair.floor for pair in scored.errors])),
             "unflipped_mean_error": mean_error(np.concatenate([pair.unflipped for pair in scored.errors])),
             "unmatched": int(np.isnan(errors).sum()),
             "flipped_pairs": sum(pair.flipped for pair in scored.errors) if has_mirror else None,
@@ -232,8 +219,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         count = results["unmatched"]
         unmatched = f", without {counted(count, 'vertex', 'vertices')} that the maps leave out" if count else ""
         return table, (
-            f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f} (nearest "
-            f"vertices {100 * results['floor']:.3f}), area under the curve {results['auc']:.4f}{flips}{unmatched}"
+            f"mean geodesic error ×100 of {pairs}: {results['mean_error_x100']:.3f}, area under "
+            f"the curve {results['auc']:.4f}{flips}{unmatched}"
         )
 
     def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:

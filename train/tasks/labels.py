@@ -18,7 +18,7 @@ from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, write_atomically
-from diffnet.ops import Backend, cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
+from diffnet.ops import cross_entropy, dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
     SCORE_NAMES,
@@ -36,7 +36,7 @@ from diffnet.train.metrics import (
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, LabelScore
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
-from diffnet.train.tasks.classes import check_sides, class_counts, weights_on, with_class_options
+from diffnet.train.tasks.classes import check_sides, class_counts, numbers_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
@@ -44,6 +44,7 @@ TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
+    "accuracy": accuracy,
     "balanced-accuracy": balanced_accuracy,
     "mean-iou": mean_iou,
     "dice": mean_dice,
@@ -72,7 +73,7 @@ def score_cells(scores: Iterable[float]) -> list[str]:
 def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
     loss, backend = options.label_loss, options.backend
-    weights = None if options.class_weights is None else weights_on(logits.device, options.class_weights)
+    weights = None if options.class_weights is None else numbers_on(logits.device, options.class_weights)
     if loss == "focal":
         return focal_loss(logits, labels, ignored=UNLABELED, backend=backend, weights=weights)
     if loss == "generalized-dice":
@@ -82,26 +83,15 @@ def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
     if options.label_smoothing > 0:
         entropy = label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, backend, weights=weights)
     else:
-        entropy = mean_cross_entropy(logits, labels, backend, weights)
+        # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
+        losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
+        entropy = losses.sum() / total_weight(labels, UNLABELED, weights)
     return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
-
-
-def mean_cross_entropy(
-    logits: Tensor, labels: Tensor, backend: Backend = "auto", weights: Tensor | None = None
-) -> Tensor:
-    """The mean cross-entropy () over labeled elements, each with the weight of its class. 0 if there are none.
-
-    logits: (N, C). labels: (N,) int64, `UNLABELED` where unlabeled. weights: (C,) float32, or None for equal ones.
-    """
-    # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-    losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
-    return losses.sum() / total_weight(labels, UNLABELED, weights)
 
 
 class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
-    score_name = "accuracy"
     report_files = ("confusion.png", "ranking.png")
 
     def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
@@ -142,7 +132,7 @@ class LabelTask(MeshTask):
             counted = labels != UNLABELED
             if options.class_weights is None:
                 return counted.sum()
-            return torch.where(counted, row_weights(weights_on(labels.device, options.class_weights), labels), 0).sum()
+            return torch.where(counted, row_weights(numbers_on(labels.device, options.class_weights), labels), 0).sum()
 
         return weight
 
@@ -155,23 +145,22 @@ class LabelTask(MeshTask):
         """The classes (N,) int64 of the result of `predict`."""
         return predictions
 
-    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-        return confusion_matrix(self.classes_of(predictions), targets, channels)
-
     @abstractmethod
     def logits_of(self, predictions: Tensor) -> Tensor | None:
         """Logits (N, C) that rank the elements, from the result of `to_score`, or None if it has classes alone."""
 
-    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    def new_tally(self, channels: int, device: torch.device, options: TrainOptions) -> Tensor:
+        """A confusion matrix (C, C) int64, or rankings."""
+        if options.score in RANKED:
+            return new_ranking(channels, device)
+        return torch.zeros(channels, channels, dtype=torch.int64, device=device)
+
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
         if options.score not in RANKED:
-            return super().tallying(options)
-
-        def tally(predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-            logits = self.logits_of(predictions)
-            assert logits is not None  # `to_score` keeps them for these scores
-            return ranking_tally(logits, targets)
-
-        return new_ranking, tally
+            return confusion_matrix(self.classes_of(predictions), targets, channels)
+        logits = self.logits_of(predictions)
+        assert logits is not None  # `to_score` keeps them for these scores
+        return ranking_tally(logits, targets)
 
     def _read(self, scored: Scored) -> dict[str, Any]:
         """The confusion matrix (C, C) of each mesh and of all, and the rankings, in one pass over all meshes."""
@@ -181,7 +170,7 @@ class LabelTask(MeshTask):
         each, odds, truths = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
         for labels, predicted in zip(scored.truths(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels).reshape(-1)
-            each.append(self.tally(predicted, truth, classes).numpy())
+            each.append(confusion_matrix(self.classes_of(predicted), truth, classes).numpy())
             if (logits := self.logits_of(predicted)) is not None:
                 odds.append(log_odds(logits).numpy().astype(np.float32))
                 truths.append(truth.numpy())
@@ -275,17 +264,11 @@ class LabelTask(MeshTask):
             title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
         )
 
-    def new_tally(self, channels: int, device: torch.device) -> Tensor:
-        """A confusion matrix (C, C) int64."""
-        return torch.zeros(channels, channels, dtype=torch.int64, device=device)
+    def score(self, tally: Tensor, options: TrainOptions) -> float:
+        return LABEL_SCORES[options.score](tally)
 
-    def score(self, tally: Tensor) -> float:
-        return accuracy(tally)
-
-    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
-        if options.score == "accuracy":
-            return super().scoring(options)
-        return options.score.replace("-", "_"), LABEL_SCORES[options.score]
+    def score_name(self, options: TrainOptions) -> str:
+        return options.score.replace("-", "_")
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         """The scores of each class as a table, and those of all classes as a line."""

@@ -48,7 +48,7 @@ from diffnet.train.options.regression import Loss
 from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import found_sides
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.classes import weights_on
+from diffnet.train.tasks.classes import numbers_on
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
 SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
@@ -150,7 +150,6 @@ class Regression(MeshTask):
     name = "regression"
     heading = "Predicted values"
     targets_at = ("vertices", "faces", "edges", "meshes")
-    score_name = "r2"
     report_files = ("scatter.png",)
     standardized = True
     no_classes = "the network predicts numbers and not classes; call predict_values"
@@ -233,14 +232,17 @@ class Regression(MeshTask):
         mask = ~targets.isnan()
         errors = _ERRORS[options.loss](outputs.float(), targets.float().nan_to_num(), reduction="none")
         if options.target_weights is not None:
-            errors = errors * weights_on(errors.device, options.target_weights)
+            errors = errors * numbers_on(errors.device, options.target_weights)
         return torch.where(mask, errors, 0).sum() / mask.sum().clamp(min=1)
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         return lambda targets: (~targets.isnan()).sum()
 
-    def score(self, tally: Tensor) -> float:
+    def score(self, tally: Tensor, options: TrainOptions) -> float:
         return mean_r2(tally)
+
+    def score_name(self, options: TrainOptions) -> str:
+        return "r2"
 
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         return index_targets(data[0], how.cache, how.targets, **how.for_index())
@@ -257,10 +259,10 @@ class Regression(MeshTask):
         """Standardized predictions (N, C) float32."""
         return outputs.float()
 
-    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+    def new_tally(self, channels: int, device: torch.device, options: TrainOptions) -> Tensor:
         return torch.zeros(channels, 5, dtype=torch.float64, device=device)
 
-    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
         return _tally(predictions, targets)
 
     def results(self, scored: Scored) -> dict[str, Any]:

@@ -220,7 +220,6 @@ class Task(ABC, Generic[D, S]):
     Methods of tensors run inside CUDA graphs, so they never wait for the GPU.
 
     targets_at: the elements that may have targets
-    score_name: the name of the score in metrics.csv
     report_files: files of a report besides predictions.html, some of which may be missing
     standardized: whether the targets are numbers. The network then learns standardized ones, see `target_statistics`.
     meshes_of_sample: the number of meshes in each sample
@@ -230,7 +229,6 @@ class Task(ABC, Generic[D, S]):
 
     name: TaskName
     targets_at: tuple[PlaceAt, ...]
-    score_name: str
     report_files: tuple[str, ...]
     standardized: bool = False
     no_classes: str | None = None
@@ -307,24 +305,20 @@ class Task(ABC, Generic[D, S]):
         return self.predict(outputs)
 
     @abstractmethod
-    def new_tally(self, channels: int, device: torch.device) -> Tensor:
+    def new_tally(self, channels: int, device: torch.device, options: TrainOptions) -> Tensor:
         """A tally of nothing, for C channels."""
 
     @abstractmethod
-    def tally(self, predictions: Tensor, targets: Tensor, channels: int) -> Tensor:
-        """A tensor whose sum over batches gives the score."""
+    def tally(self, predictions: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
+        """A tensor whose sum over batches gives the score. predictions: the result of `to_score`"""
 
     @abstractmethod
-    def score(self, tally: Tensor) -> float:
+    def score(self, tally: Tensor, options: TrainOptions) -> float:
         """The score in metrics.csv. The higher, the better."""
 
-    def tallying(self, options: TrainOptions) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
-        """`new_tally` and `tally`, for a task whose options choose its score."""
-        return self.new_tally, self.tally
-
-    def scoring(self, options: TrainOptions) -> tuple[str, Callable[[Tensor], float]]:
-        """`score_name` and `score`, for a task whose options choose its score."""
-        return self.score_name, self.score
+    @abstractmethod
+    def score_name(self, options: TrainOptions) -> str:
+        """The name of the score in metrics.csv."""
 
     @abstractmethod
     def scored(self, data: D, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any) -> S:
@@ -417,7 +411,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             item, values = scored.meshes[i], self.reported_values(scored.predictions[i]).numpy()
             values = changed_rows(values, len(item.mesh.verts), scored.labels_at, partial(on_triangles, item.mesh))
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
-            yield Prediction(item.name, item.mesh.verts, item.mesh.faces, values, truth)
+            yield Prediction(item.name, item.mesh, values, truth)
 
     @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:

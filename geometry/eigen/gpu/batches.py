@@ -142,10 +142,7 @@ def _free_streams(device: torch.device) -> SimpleQueue[torch.cuda.Stream]:
 
 
 def packed_eigenbases(problem: PackedProblem, k: int, on_cores: Map) -> tuple[list[Array], Tensor]:
-    """`eigenbasis` of several meshes: eigenvalues (k,) of each, and eigenvectors (V, k) on the device, float64.
-
-    on_cores: `map`, or the `map` of a thread pool
-    """
+    """`eigenbasis` of several meshes: eigenvalues (k,) of each, and eigenvectors (V, k) on the device, float64."""
     evecs = problem.mass.new_zeros(len(problem.mass), k)
     live = (problem.mass > 0).nonzero()[:, 0]
     mesh = np.repeat(np.arange(len(problem.lengths)), problem.lengths)

@@ -24,7 +24,7 @@ from diffnet.ops.functional_maps import reference
 from diffnet.ops.sparse.reference import csr_tensor
 
 CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
-Map: TypeAlias = Callable[..., Iterator[Any]]
+Map: TypeAlias = Callable[..., Iterator[Any]]  # `map`, or the `map` of a thread pool
 
 
 class PackedProblem(NamedTuple):
@@ -63,14 +63,10 @@ class PackedProblem(NamedTuple):
 def packed(problems: Sequence[Problem], device: torch.device) -> PackedProblem:
     """Problems with SciPy matrices, on a device."""
     lengths = tuple(len(mass) for _, mass in problems)
-    blocks = [_without_repeats(laplacian) for laplacian, _ in problems]
-    starts = np.cumsum([0, *lengths[:-1]])
-    rows = [
-        np.repeat(np.arange(len(b.indptr) - 1) + at, np.diff(b.indptr)) for b, at in zip(blocks, starts, strict=True)
-    ]
-    columns = [b.indices.astype(np.int64) + at for b, at in zip(blocks, starts, strict=True)]
-    arrays = rows, columns, [b.data for b in blocks], [mass for _, mass in problems]
-    return PackedProblem(lengths, *(torch.from_numpy(np.concatenate(array)).to(device) for array in arrays))
+    matrix = scipy.sparse.block_diag([_without_repeats(laplacian) for laplacian, _ in problems], "coo")
+    mass = np.concatenate([mass for _, mass in problems])
+    arrays = matrix.row.astype(np.int64), matrix.col.astype(np.int64), matrix.data, mass
+    return PackedProblem(lengths, *(torch.from_numpy(array).to(device) for array in arrays))
 
 
 def connected_components(problem: PackedProblem) -> Tensor:
@@ -174,7 +170,6 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
 
     wanted: number of pairs
     tolerance: the largest residual, relative to the value
-    on_cores: `map`, or the `map` of a thread pool
 
     Returns values (components, wanted), descending, and orthonormal rows (components, wanted, size). The values of
     operators whose pairs haven't converged are not a number.

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -69,23 +70,26 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
     # The vertices of each region stand together, in the order of one function in each row.
     number, size = graph[vertices].unique(return_counts=True)  # type: ignore[no-untyped-call]
     order = vertices[_keys(functions[:, vertices], graph[vertices]).argsort(dim=1, stable=True)]
+    sizes = size.cpu().numpy()
     depth = 0
-    while True:
-        # Regions that are small enough are leaves.
-        index = torch.arange(len(size), device=graph.device).repeat_interleave(size)
-        leaf = (size <= LEAF)[index]
-        level[order[0, leaf]] = depth
-        region[order[0, leaf]] = number[index[leaf]]
-        order, inner = order[:, ~leaf], size > LEAF
-        number, size = number[inner], size[inner]
-        if order.shape[1] == 0:
-            return Dissection(level, region)
-
+    while len(sizes):
         index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
+        if (sizes <= LEAF).any():  # Regions that are small enough are leaves. Some are empty.
+            small = (size <= LEAF)[index]
+            leaf, inner = small.nonzero()[:, 0], (~small).nonzero()[:, 0]
+            level[order[0, leaf]] = depth
+            region[order[0, leaf]] = number[index[leaf]]
+            large = torch.from_numpy(np.flatnonzero(sizes > LEAF)).to(graph.device)
+            order, number, size, sizes = order[:, inner], number[large], size[large], sizes[sizes > LEAF]
+            if len(sizes) == 0:
+                break
+            index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=len(inner))
+
         start = size.cumsum(0) - size
         later = 2 * (torch.arange(len(index), device=graph.device) - start[index]) >= size[index]
-        live = (level[tails] < 0) & (level[heads] < 0) & (region[tails] == region[heads])
-        tails, heads = tails[live], heads[live]  # the edges inside of regions that are still to be cut
+        whole = torch.where(level < 0, region, -1)  # the regions that are still to be cut, and the edges inside
+        live = ((whole[tails] == whole[heads]) & (whole[tails] >= 0)).nonzero()[:, 0]
+        tails, heads = tails[live], heads[live]
         side = torch.zeros(len(order), len(level), dtype=torch.bool, device=level.device)
         side.scatter_(1, order, later.expand_as(order))
         border = torch.zeros_like(side)
@@ -100,16 +104,17 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
         vertices = order[0]
         later = side[cut[index], vertices]
         separates = border[cut[index], vertices] & (later == of_side[index])
-        level[vertices[separates]] = depth
+        level[vertices] = torch.where(separates, depth, -1)
         region[vertices] = torch.where(separates, number[index], 2 * number[index] + later)
         # Each row keeps its order in the parts of each region: first half, second half, separator.
         part = torch.zeros_like(level)
         part[vertices] = torch.where(separates, 2, later.long())
-        order = _parted(order, part[order], index, start)
-        size = torch.stack([_totals(part[vertices][None] == half, start, size)[0] for half in (0, 1)], 1).flatten()
-        number = torch.stack([2 * number, 2 * number + 1], 1).flatten()[size > 0]
-        size = size[size > 0]
+        order, size = _parted(order, part[order], index, start, size)
+        number = torch.stack([2 * number, 2 * number + 1], 1).flatten()
+        sizes = size.cpu().numpy()
+        order = order[:, : int(sizes.sum())]
         depth += 1
+    return Dissection(level, region)
 
 
 def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
@@ -175,22 +180,24 @@ def _counted_before(mask: Tensor) -> Tensor:
     return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))
 
 
-def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor) -> Tensor:
-    """The order without part 2 and, in each region, part 0 before part 1.
+def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    """The order with part 0 before part 1 in each region and part 2 behind all, and the sizes (2 · regions,) of both.
 
-    index: (live,) the region at each place; start: the first place of each region
+    index: (live,) the region at each place; start, size: the first place of each region, and the number of its places
     """
     within = torch.zeros_like(order)
     first = torch.zeros_like(start)
+    sizes = []
     for half in (0, 1):
         mine = part == half
         count = _counted_before(mine)
         before = count[:, start]
         within = torch.where(mine, first[index] + count[:, :-1] - before[:, index], within)
-        first = first + count[0, pad(start[1:], (0, 1), value=order.shape[1])] - before[0]
+        sizes.append(count[0, start + size] - before[0])
+        first = first + sizes[-1]
     starts = first.cumsum(0) - first  # where each region starts in the new order
-    target = torch.where(part < 2, starts[index] + within, int(first.sum()))
-    return torch.empty_like(order).scatter_(1, target.clamp(max=order.shape[1] - 1), order)[:, : int(first.sum())]
+    target = torch.where(part < 2, starts[index] + within, order.shape[1] - 1)
+    return torch.empty_like(order).scatter_(1, target, order), torch.stack(sizes, 1).flatten()
 
 
 class MultifrontalCholesky:
@@ -215,15 +222,18 @@ class MultifrontalCholesky:
         graph: Tensor,
         positions: Tensor | None = None,
     ) -> None:
-        self.failed = set[int]()  # blocks that aren't positive definite; their solutions are meaningless
         self._levels: list[FrontLevel] = []  # from the leaves to the root
         dissection = nested_dissection(rows, columns, graph, positions)
         updates, level = values.new_zeros(1, 1, 1), None
+        fronts, infos = [graph[:0]], [graph[:0] < 0]  # of each level: a vertex of each front, and whether it failed
         for depth in reversed(range(int(dissection.level.max()) + 1)):
             level = _Level(depth, dissection, rows, columns, level)
             factor, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
-            self.failed |= set(graph[level.own[failed][:, 0]].tolist())
+            fronts.append(level.own[:, 0])
+            infos.append(failed)
             self._levels.append(factor)
+        # The blocks that aren't positive definite; their solutions are meaningless.
+        self.failed = set(graph[torch.cat(fronts)[torch.cat(infos)]].tolist())
         self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
         self._fronts: ModuleType = reference
         if HAS_TRITON and values.is_cuda:
@@ -271,14 +281,20 @@ class _Level:
         self.stride = len(dissection.level) + 1
         inside = dissection.level >= depth
         region = torch.where(inside, dissection.region >> (dissection.level - depth).clamp(min=0), -1)
-        self.regions = region[inside].unique()  # type: ignore[no-untyped-call]
+        vertices = (dissection.level == depth).nonzero()[:, 0]
+        regions = dissection.region[vertices]
+        if children is not None:
+            regions = torch.cat([regions, children.regions >> 1])
+        self.regions: Tensor = regions.unique()  # type: ignore[no-untyped-call]
         self.front = torch.searchsorted(self.regions, region)  # (n,), valid for vertices inside
 
-        vertices = (dissection.level == depth).nonzero()[:, 0]
-        self.own, _ = self._table((self.front[vertices] * self.stride + vertices).sort().values)
-        touch = inside[columns] & ~inside[rows]
+        own_keys = (self.front[vertices] * self.stride + vertices).sort().values
+        touch = (inside[columns] & ~inside[rows]).nonzero()[:, 0]
         keys = (self.front[columns[touch]] * self.stride + rows[touch]).unique()  # type: ignore[no-untyped-call]
-        self.border, self.first = self._table(keys)
+        own_first, self.first = self._starts(own_keys), self._starts(keys)
+        widths = torch.stack([own_first.diff().max(), self.first.diff().max()]).tolist()
+        self.own: Tensor = self._table(own_keys, own_first, widths[0])
+        self.border: Tensor = self._table(keys, self.first, widths[1])
         self.keys = torch.cat([keys, keys.new_full((1,), torch.iinfo(keys.dtype).max)])
 
         # The row of each own and each border vertex in the updates of both children, counted over all fronts.
@@ -288,19 +304,21 @@ class _Level:
         if children is not None:
             self.children = len(children.regions)
             self.child_size = children.border.shape[1] + 1
-            for side, source in enumerate(self.child_rows):
-                child = _find(children.regions, 2 * self.regions + side, len(children.regions))
-                source[:] = child[:, None] * self.child_size + children.border_place(child[:, None], vertices)
+            sides = torch.arange(2, device=rows.device)[:, None]
+            child = _find(children.regions, 2 * self.regions + sides, self.children)[:, :, None]
+            self.child_rows = child * self.child_size + children.border_place(child, vertices)
 
-    def _table(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """A table of the vertices of each front, and its first key's index. keys: sorted, front · stride + vertex"""
-        front, vertex = keys // self.stride, keys % self.stride
-        size = torch.bincount(front, minlength=len(self.regions) + 1)
-        first = size.cumsum(0) - size
+    def _starts(self, keys: Tensor) -> Tensor:
+        """The first key's index of each front, and the number of keys. keys: sorted, front · stride + vertex"""
+        return torch.searchsorted(keys, torch.arange(len(self.regions) + 1, device=keys.device) * self.stride)
+
+    def _table(self, keys: Tensor, first: Tensor, width: int) -> Tensor:
+        """A table of the vertices of each front."""
+        front = keys // self.stride
         place = torch.arange(len(keys), device=keys.device) - first[front]
-        table = keys.new_full((len(self.regions), max(1, int(size.max()))), self.stride - 1)
-        table[front, place] = vertex
-        return table, first
+        table = keys.new_full((len(self.regions), max(1, width)), self.stride - 1)
+        table[front, place] = keys % self.stride
+        return table
 
     def border_place(self, front: Tensor, vertex: Tensor) -> Tensor:
         """The place of a vertex in the border of a front; R if it isn't there."""
