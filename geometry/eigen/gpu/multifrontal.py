@@ -285,7 +285,7 @@ class _Level:
         regions = dissection.region[vertices]
         if children is not None:
             regions = torch.cat([regions, children.regions >> 1])
-        self.regions = regions.unique()  # type: ignore[no-untyped-call]
+        self.regions: Tensor = regions.unique()  # type: ignore[no-untyped-call]
         self.front = torch.searchsorted(self.regions, region)  # (n,), valid for vertices inside
 
         own_keys = (self.front[vertices] * self.stride + vertices).sort().values
@@ -293,7 +293,8 @@ class _Level:
         keys = (self.front[columns[touch]] * self.stride + rows[touch]).unique()  # type: ignore[no-untyped-call]
         own_first, self.first = self._starts(own_keys), self._starts(keys)
         widths = torch.stack([own_first.diff().max(), self.first.diff().max()]).tolist()
-        self.own, self.border = self._table(own_keys, own_first, widths[0]), self._table(keys, self.first, widths[1])
+        self.own: Tensor = self._table(own_keys, own_first, widths[0])
+        self.border: Tensor = self._table(keys, self.first, widths[1])
         self.keys = torch.cat([keys, keys.new_full((1,), torch.iinfo(keys.dtype).max)])
 
         # The row of each own and each border vertex in the updates of both children, counted over all fronts.
