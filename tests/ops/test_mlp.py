@@ -151,6 +151,7 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     apart, unaligned, few = [x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128] for x in wide]
     cases: list[tuple[list[Tensor], Tensor | None, Tensor | None, bool]] = [
         (apart, apart[0], seeds, True),
+        (apart, unaligned[0], seeds, False),
         (unaligned, unaligned[-1], None, False),
         ([x.contiguous() for x in few], None, None, False),
     ]
@@ -180,6 +181,21 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     assert kernels.forward([nan] * parts, weights, [], None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
     assert kernels.forward(empty, weights, [], None, 0.0, None, False)[0].shape == (0, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("c", [200, 256])
+def test_many_rows_of_wide_layers(c: int) -> None:
+    """They take larger tiles, and compute the same as a few of the rows alone."""
+    inputs = [torch.randn(2**16 + 3, c, device="cuda").bfloat16() for _ in range(3)]
+    weights = [(torch.randn(c, n * c, device="cuda") * (n * c) ** -0.5).bfloat16() for n in (3, 1, 1)]
+    biases = [torch.randn(c, device="cuda") for _ in range(3)]
+    found = []
+    for rows in (slice(None), slice(-1000, None)):
+        x = [each[rows].clone().requires_grad_() for each in inputs]
+        out = mlp(x, weights, biases, residual=x[0], backend="triton")
+        found.append([t[-1000:] for t in (out, *torch.autograd.grad(out, x, inputs[1][rows]))])
+    assert all(relative(many, few) <= 1e-3 for many, few in zip(*found, strict=True))
 
 
 def test_hidden_layers_are_kept_for_gradients_only(any_place: Place) -> None:
