@@ -106,8 +106,7 @@ class Scored:
 
     predictions: for each mesh, the result of `Task.to_score`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
-    vectors: the names of those among the targets of a regression, which are the first columns
-    equal_weights: whether relative errors count all elements alike, and not by their areas
+    options: those of the run or of the network
     teeth: the FDI number of each class, if the scores of teeth are wanted, see `teeth_scores`
     """
 
@@ -115,8 +114,7 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
-    vectors: tuple[str, ...] = ()
-    equal_weights: bool = False
+    options: TrainOptions
     teeth: tuple[int, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
@@ -353,9 +351,11 @@ class Task(ABC, Generic[D, S]):
         several = {*self.targets_at} - {"edges"} if self.standardized else set[str]()
         return {*at} <= several if isinstance(at, tuple) else at in self.targets_at
 
-    @abstractmethod
     def on_meshes(self) -> MeshTask:
         """The task, if it predicts for single meshes. Raises OptionError otherwise."""
+        raise OptionError(
+            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        )
 
 
 class MeshTask(Task[LabeledMeshes, Scored]):
@@ -394,7 +394,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
     ) -> Scored:
-        return Scored(data.test, predictions, data.label_names, data.labels_at)
+        return Scored(data.test, predictions, data.label_names, data.labels_at, where["options"])
 
     def on_meshes(self) -> MeshTask:
         return self
