@@ -22,7 +22,7 @@ from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
-from diffnet.train.metrics import balanced_accuracy, soft_accuracy
+from diffnet.train.metrics import class_mean, soft_accuracy
 from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.tasks.classes import with_class_options
 from diffnet.train.tasks.labels import label_loss
@@ -228,8 +228,8 @@ def test_options_and_scores() -> None:
     refused(ValueError, "label_smoothing should be at least 0 and below 1, got 1", TrainOptions, label_smoothing=1.0)
     with pytest.raises(ValueError, match=r"task should be one of segmentation, .*, correspondence, got 'other'"):
         replace(TrainOptions(), task="other")
-    assert balanced_accuracy([[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
-    assert np.isnan(balanced_accuracy([[0, 0], [0, 0]]))
+    assert class_mean("accuracy", [[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
+    assert np.isnan(class_mean("accuracy", [[0, 0], [0, 0]]))
 
 
 # ---- ignored classes, weights of classes and soft labels ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,9 @@ from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
     SCORE_NAMES,
     accuracy,
-    balanced_accuracy,
+    class_mean,
     class_scores,
     confusion_matrix,
-    mean_dice,
-    mean_iou,
     number,
     number_or_none,
     percent,
@@ -45,9 +44,9 @@ TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
     "accuracy": accuracy,
-    "balanced-accuracy": balanced_accuracy,
-    "mean-iou": mean_iou,
-    "dice": mean_dice,
+    "balanced-accuracy": partial(class_mean, "accuracy"),
+    "mean-iou": partial(class_mean, "iou"),
+    "dice": partial(class_mean, "dice"),
     "roc-auc": roc_auc,
     "average-precision": average_precision,
 }
@@ -194,7 +193,7 @@ class LabelTask(MeshTask):
         rows: list[list[Any]] = [header + ["roc_auc", "average_precision"] * bool(memo["odds"])]
         for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
             share = accuracy(torch.from_numpy(matrix))
-            scores = [share, balanced_accuracy(matrix), mean_iou(matrix), mean_dice(matrix)]
+            scores = [share, *(class_mean(score, matrix) for score in ("accuracy", "iou", "dice"))]
             if memo["odds"]:
                 counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
                 scores += [roc_auc(counts), average_precision(counts)]
@@ -211,8 +210,8 @@ class LabelTask(MeshTask):
         labeled, rankings = bool(matrix.any()), self._read(scored)["rankings"]
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
-            "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-            "dice": number_or_none(mean_dice(matrix)),
+            "balanced_accuracy": class_mean("accuracy", matrix) if labeled else None,
+            "dice": number_or_none(class_mean("dice", matrix)),
             **({"roc_auc": number_or_none(roc_auc(rankings))} if rankings else {}),
             **({"average_precision": number_or_none(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),
