@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
+from diffnet.data import UNLABELED, LabeledMeshes
 from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
@@ -69,32 +69,10 @@ def score_cells(scores: Iterable[float]) -> list[str]:
     return ["" if math.isnan(score) else f"{score:.6g}" for score in scores]
 
 
-def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
-    loss, backend = options.label_loss, options.backend
-    weights = None if options.class_weights is None else numbers_on(logits.device, options.class_weights)
-    if loss == "focal":
-        return focal_loss(logits, labels, ignored=UNLABELED, backend=backend, weights=weights)
-    if loss == "generalized-dice":
-        return generalized_dice_loss(logits, labels, UNLABELED)
-    if loss == "dice":
-        return dice_loss(logits, labels, UNLABELED, weights=weights)
-    if options.label_smoothing > 0:
-        entropy = label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, backend, weights=weights)
-    else:
-        # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-        losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
-        entropy = losses.sum() / total_weight(labels, UNLABELED, weights)
-    return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
-
-
 class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
     report_files = ("confusion.png", "ranking.png")
-
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        return with_label_names(data, names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         return with_class_options(*super().prepared(data, options))
@@ -117,7 +95,22 @@ class LabelTask(MeshTask):
         return rows
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
-        return label_loss(outputs, targets, options)
+        """The loss () over labeled elements, 0 if there are none. outputs: logits (N, C), targets: labels (N,) int64"""
+        loss, smoothing, backend = options.label_loss, options.label_smoothing, options.backend
+        weights = None if options.class_weights is None else numbers_on(outputs.device, options.class_weights)
+        if loss == "focal":
+            return focal_loss(outputs, targets, ignored=UNLABELED, backend=backend, weights=weights)
+        if loss == "generalized-dice":
+            return generalized_dice_loss(outputs, targets, UNLABELED)
+        if loss == "dice":
+            return dice_loss(outputs, targets, UNLABELED, weights=weights)
+        if smoothing > 0:
+            entropy = label_smoothing_loss(outputs, targets, smoothing, UNLABELED, backend, weights=weights)
+        else:
+            # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all.
+            losses = cross_entropy(outputs, targets, UNLABELED, backend, weights=weights)
+            entropy = losses.sum() / total_weight(targets, UNLABELED, weights)
+        return entropy + dice_loss(outputs, targets, UNLABELED, weights=weights) if "dice" in loss else entropy
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         """The number of labeled elements, each with the weight of its class."""
@@ -141,8 +134,8 @@ class LabelTask(MeshTask):
         return self.loss_weight(options)
 
     def classes_of(self, predictions: Tensor) -> Tensor:
-        """The classes (N,) int64 of the result of `predict`."""
-        return predictions
+        """The classes (N,) int64 of the result of `to_score`, which may be logits or probabilities (N, C)."""
+        return predictions.argmax(-1) if predictions.is_floating_point() else predictions
 
     @abstractmethod
     def logits_of(self, predictions: Tensor) -> Tensor | None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets
 from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
 from diffnet.data.places import columns_at, places_of, rows_at
@@ -153,9 +153,6 @@ class Regression(MeshTask):
     report_files = ("scatter.png",)
     standardized = True
     no_classes = "the network predicts numbers and not classes; call predict_values"
-
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        return with_columns(data, names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets.

@@ -158,9 +158,6 @@ class Segmentation(LabelTask):
         """The logits (N, C) float32 if they rank elements: of two classes, or for a score of rankings."""
         return outputs.float() if options.score in RANKED or outputs.shape[-1] == 2 else self.predict(outputs)
 
-    def classes_of(self, predictions: Tensor) -> Tensor:
-        return predictions.argmax(-1) if predictions.is_floating_point() else predictions
-
     def reported_values(self, predictions: Tensor) -> Tensor:
         return self.classes_of(predictions)
 

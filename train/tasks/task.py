@@ -28,6 +28,8 @@ from diffnet.data import (
     Sample,
     Statistics,
     TargetsAt,
+    with_columns,
+    with_label_names,
     with_labels_at,
     without_classes,
 )
@@ -377,11 +379,8 @@ class MeshTask(Task[LabeledMeshes, Scored]):
         else:
             data = with_labels_at(data, cast(LabelsAt, network.labels_at))
         data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
-        return self.matched(without_classes(data, network.options.ignore), network.label_names)
-
-    @abstractmethod
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        """The data set with the classes or columns of a network, matched by name."""
+        match_by_name = with_columns if self.standardized else with_label_names
+        return match_by_name(without_classes(data, network.options.ignore), network.label_names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
