@@ -51,7 +51,7 @@ class RunData:
     target_statistics: of the targets of a regression, which are standardized in the samples
     condition_statistics: of the conditions, which are standardized, too
     groups: the numbers of each training sample and of its variants, see `make_variants`, which are behind all training
-        samples in `train`. An epoch trains on one of a group. None if there are no variants.
+        samples in `train`. An epoch trains on one of a group. Empty without variants.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     start: the network that a new run starts from, in rank 0
     """
