@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from diffnet.train.event_file import EventFile
 from diffnet.train.fine_tuning import copy_weights
 from diffnet.train.options import TrainOptions
 from diffnet.train.ranks import ALONE, Ranks
-from diffnet.train.resident import DeviceSamples, ReadAhead, counts_of, taken
+from diffnet.train.resident import ReadAhead, counts_of, taken
 from diffnet.train.run_checks import (
     DIGITS,
     check_alike,
@@ -51,7 +50,8 @@ class RunData:
     statistics: of the own arrays among the features, see `array_statistics`
     target_statistics: of the targets of a regression, which are standardized in the samples
     condition_statistics: of the conditions, which are standardized, too
-    variants: of each training sample, see `make_variants`, or none. An epoch trains on one of a group.
+    groups: the numbers of each training sample and of its variants, see `make_variants`, which are behind all training
+        samples in `train`. An epoch trains on one of a group. Empty without variants.
     held_out: the numbers of the training samples that only choose the epoch, see `with_held_out`
     start: the network that a new run starts from, in rank 0
     """
@@ -63,7 +63,7 @@ class RunData:
     statistics: Statistics | None = None
     target_statistics: ArrayStatistics | None = None
     condition_statistics: ArrayStatistics | None = None
-    variants: Sequence[Sequence[Sample]] = ()
+    groups: Sequence[Sequence[int]] = ()
     held_out: Sequence[int] = ()
     start: DiffusionNet | None = None
 
@@ -103,7 +103,7 @@ def train(
     """
     task, meshes = data.task, data.meshes
     score_name, score_of = task.score_name(options), partial(task.score, options=options)
-    samples, groups = _grouped(data)
+    samples, groups = data.train, data.groups or [[i] for i in range(len(data.train))]
     out_of_training = set(data.held_out)
     fitted = [group for group in groups if group[0] not in out_of_training]
     held_out = taken(samples, data.held_out)
@@ -249,19 +249,3 @@ def _first_network(data: RunData, options: TrainOptions, ranks: Ranks) -> tuple[
             if hasattr(model, name):
                 getattr(model, name).requires_grad_(False)
     return model, start["meshes"]
-
-
-def _grouped(data: RunData) -> tuple[Sequence[Any], list[list[int]]]:
-    """All training samples and then their variants, and the numbers of each sample and its variants among these."""
-    variants = data.variants
-    if not variants:
-        return data.train, [[i] for i in range(len(data.train))]
-    if isinstance(data.train, DeviceSamples):
-        samples: Sequence[Any] = data.train.joined(group for group in variants if isinstance(group, DeviceSamples))
-    else:
-        samples = [*data.train, *chain.from_iterable(variants)]
-    firsts = accumulate(map(len, variants), initial=len(data.train))
-    groups = [
-        [i, *range(first, first + len(group))] for i, (group, first) in enumerate(zip(variants, firsts, strict=False))
-    ]
-    return samples, groups

@@ -77,33 +77,16 @@ def class_scores(matrix: Any) -> ClassScores:
         return ClassScores(truth, right / truth, right / union, 2 * right / (truth + predicted))
 
 
-def balanced_accuracy(matrix: Any) -> float:
-    """The mean of the accuracies of the classes that occur. NaN if nothing is labeled.
+def class_mean(score: str, matrix: Any) -> float:
+    """The mean of a score of `ClassScores` over the classes for which it is defined. NaN if there are none.
 
-    A class with few elements counts as much as one with many.
+    The mean of the accuracies is the balanced accuracy, in which a class with few elements counts as much as one with
+    many. Those of "iou" and "dice" are over the classes that occur in the truth or are predicted.
 
-    >>> balanced_accuracy([[3, 1], [0, 4]])
-    0.875
+    >>> class_mean("accuracy", [[3, 1], [0, 4]]), class_mean("iou", [[3, 1], [0, 4]])
+    (0.875, 0.775)
     """
-    return mean_score(class_scores(matrix).accuracy)
-
-
-def mean_iou(matrix: Any) -> float:
-    """The mean intersection over union of the classes that occur in the truth or are predicted. NaN if there are none.
-
-    >>> mean_iou([[3, 1], [0, 4]])
-    0.775
-    """
-    return mean_score(class_scores(matrix).iou)
-
-
-def mean_dice(matrix: Any) -> float:
-    """The mean Dice coefficient of the classes that occur in the truth or are predicted. NaN if there are none.
-
-    >>> mean_dice([[3, 1], [0, 4]])
-    0.873015873015873
-    """
-    return mean_score(class_scores(matrix).dice)
+    return mean_score(getattr(class_scores(matrix), score))
 
 
 def mean_score(values: NDArray[np.float64]) -> float:

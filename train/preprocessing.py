@@ -94,16 +94,16 @@ def run_data(
     samples = DeviceSamples(prepared, device, task.basis_dtype(options, device), memory)
     trained, tests = len(train_items), len(train_items) + len(test_items)
     origins = variants.origins if isinstance(variants, DerivedMeshes) else np.zeros(0, np.int64)
-    bounds = np.searchsorted(origins, np.arange(trained + 1)) + tests
+    bounds = np.searchsorted(origins, np.arange(trained + 1)) + trained
     return RunData(
         task,
         data,
-        task.samples(data, "train", samples[:trained], options),
+        task.samples(data, "train", samples.take([*range(trained), *range(tests, len(samples))]), options),
         task.samples(data, "test", samples[trained:tests], options),
         statistics,
         targets,
         conditions,
-        [samples[a:b] for a, b in pairwise(bounds.tolist())] if len(origins) else [],
+        [[i, *range(a, b)] for i, (a, b) in enumerate(pairwise(bounds.tolist()))] if len(origins) else [],
     )
 
 

@@ -136,10 +136,6 @@ class DeviceSamples(ReadAhead[Sample]):
     def take(self, numbers: Sequence[int]) -> DeviceSamples:
         return self._part(self._numbers[np.asarray(numbers, np.int64)])
 
-    def joined(self, others: Iterable[DeviceSamples]) -> DeviceSamples:
-        """These samples and then others that share their memory."""
-        return self._part(np.concatenate([self._numbers, *(other._numbers for other in others)]))
-
     def _part(self, numbers: NDArray[np.int64]) -> DeviceSamples:
         """The samples of these numbers among all, which share the memory of all."""
         part = copy(self)

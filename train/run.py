@@ -221,10 +221,9 @@ def surroundings(device: torch.device) -> dict[str, Any]:
     }
 
 
-def write_results(out: Path, results: dict[str, Any], per_mesh: Sequence[Sequence[Any]] = ()) -> None:
-    """Write results.json, and per_mesh.csv if there are rows, see `Task.per_mesh`."""
-    if per_mesh:
-        write_atomically(out / "per_mesh.csv", csv_text(per_mesh))
+def write_results(out: Path, results: dict[str, Any], per_mesh: Sequence[Sequence[Any]]) -> None:
+    """Write results.json and per_mesh.csv, see `Task.per_mesh`."""
+    write_atomically(out / "per_mesh.csv", csv_text(per_mesh))
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(out / "results.json", text + "\n")
 

@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain, product, zip_longest
+from itertools import accumulate, chain, pairwise, product, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,10 +115,10 @@ def run_job(job: Job) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as out:
         try:
             train_samples, held_out_samples = ([samples[i] for i in part] for part in (fitted, held_out))
-            run_data = RunData(
-                *(task, parts, train_samples, held_out_samples),
-                variants=[variants[i] for i in fitted] if variants else (),
-            )
+            ends = accumulate((len(variants[i]) for i in fitted if variants), initial=len(fitted))
+            groups = [[i, *range(start, end)] for i, (start, end) in enumerate(pairwise(ends))]
+            train_samples += [sample for i in fitted if variants for sample in variants[i]]
+            run_data = RunData(task, parts, train_samples, held_out_samples, groups=groups)
             run = train(run_data, options, Path(out), device=device)
         except TrainingError as e:
             return {**row, "error": str(e)}

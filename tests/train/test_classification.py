@@ -22,10 +22,10 @@ from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
-from diffnet.train.metrics import balanced_accuracy, soft_accuracy
+from diffnet.train.metrics import class_mean, soft_accuracy
 from diffnet.train.options import TrainOptions, recipe
 from diffnet.train.tasks.classes import with_class_options
-from diffnet.train.tasks.labels import label_loss
+from diffnet.train.tasks.classification import TASK
 from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
@@ -228,8 +228,8 @@ def test_options_and_scores() -> None:
     refused(ValueError, "label_smoothing should be at least 0 and below 1, got 1", TrainOptions, label_smoothing=1.0)
     with pytest.raises(ValueError, match=r"task should be one of segmentation, .*, correspondence, got 'other'"):
         replace(TrainOptions(), task="other")
-    assert balanced_accuracy([[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
-    assert np.isnan(balanced_accuracy([[0, 0], [0, 0]]))
+    assert class_mean("accuracy", [[8, 0, 0], [1, 1, 0], [0, 0, 0]]) == 0.75
+    assert np.isnan(class_mean("accuracy", [[0, 0], [0, 0]]))
 
 
 # ---- ignored classes, weights of classes and soft labels ----
@@ -326,8 +326,8 @@ def test_losses_and_their_options() -> None:
         ({"label_loss": "dice+cross-entropy", "label_smoothing": 0.2}, dice + smoothed),
     ):
         options = TrainOptions(class_weights="1,0.25,4", **chosen)
-        torch.testing.assert_close(label_loss(logits, labels, options), expected)
-    found = label_loss(logits, labels, TrainOptions(label_loss="generalized-dice"))
+        torch.testing.assert_close(TASK.loss(logits, labels, options), expected)
+    found = TASK.loss(logits, labels, TrainOptions(label_loss="generalized-dice"))
     torch.testing.assert_close(found, generalized_dice_loss(logits, labels))
     for loss in ("focal", "dice", "generalized-dice"):
         with pytest.raises(OptionError, match=f"label_smoothing is 0.1, .* the loss is {loss};"):
@@ -346,9 +346,9 @@ def test_the_loss_is_the_weighted_mean(smoothing: float) -> None:
     options = TrainOptions(class_weights="1,0.25,4", label_smoothing=smoothing)
     plain = replace(options, class_weights=None)
     kept = [i for i in range(20) if labels[i] >= 0]
-    rows = torch.stack([label_loss(logits[[i]], labels[[i]], plain) for i in kept])
+    rows = torch.stack([TASK.loss(logits[[i]], labels[[i]], plain) for i in kept])
     each = weights[labels[kept]]
-    torch.testing.assert_close(label_loss(logits, labels, options), (rows * each).sum() / each.sum())
+    torch.testing.assert_close(TASK.loss(logits, labels, options), (rows * each).sum() / each.sum())
 
 
 def test_ignored_classes_count_nowhere(tmp_path: Path) -> None:

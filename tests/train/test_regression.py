@@ -532,7 +532,7 @@ def test_scores_of_targets_far_from_0(offset: float) -> None:
         original_targets(torch.tensor(item.labels + rng.normal(scale=0.5, size=item.labels.shape)), statistics)
         for item in standardized
     ]
-    results = TASK.results(Scored(items, predictions, ["u", "v"], "vertices"))
+    results = TASK.results(Scored(items, predictions, ["u", "v"], "vertices", TrainOptions(task="regression")))
     errors = np.concatenate(predictions) - np.concatenate([item.labels for item in items])
     expected = 1 - (errors[:, 0] ** 2).mean() / draws[:, 0].var()
     assert 0.73 < expected < 0.77

@@ -15,7 +15,7 @@ from PIL import Image
 
 from diffnet.geometry import make_mesh
 from diffnet.train import teeth_scores
-from diffnet.train.metrics import class_scores, mean_dice
+from diffnet.train.metrics import class_mean, class_scores
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.report.charts import confusion_png, curves_png, r2_limits
 from diffnet.train.report.report import Prediction, write_report
@@ -77,7 +77,7 @@ def test_scores_of_rankings_against_all_pairs(classes: int) -> None:
         assert roc_auc(counts) == pytest.approx(np.mean(areas), abs=tolerance)
         assert average_precision(counts) == pytest.approx(np.mean(precisions), abs=tolerance)
     assert np.isnan(roc_auc(ranking_tally(logits, torch.full((200,), -1)).numpy()))
-    assert mean_dice([[3, 1], [0, 4]]) == pytest.approx((6 / 7 + 8 / 9) / 2)
+    assert class_mean("dice", [[3, 1], [0, 4]]) == pytest.approx((6 / 7 + 8 / 9) / 2)
 
 
 def test_confusion_matrix_of_few_classes() -> None:

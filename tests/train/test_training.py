@@ -29,7 +29,7 @@ from diffnet.train.device import autocast
 from diffnet.train.epoch import TrainingError
 from diffnet.train.evaluate import evaluate
 from diffnet.train.loop import RunData, train
-from diffnet.train.metrics import accuracy, class_scores, confusion_matrix, mean_iou
+from diffnet.train.metrics import accuracy, class_mean, class_scores, confusion_matrix
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import DeviceSamples
@@ -275,17 +275,16 @@ def test_with_a_validation_set_the_best_is_judged(tmp_path: Path, monkeypatch: p
 def test_the_best_epoch_by_mean_iou(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of two epochs has the better accuracy and misses the rare class."""
     validated = iter([[[40, 0], [2, 0]], [[37, 3], [0, 2]]])
-    score = lambda m: mean_iou(next(validated) if m.sum() == 42 else m)  # noqa: E731
+    score = lambda m: class_mean("iou", next(validated) if m.sum() == 42 else m)  # noqa: E731
     monkeypatch.setitem(labels.LABEL_SCORES, "mean-iou", score)
     checkpoint = fit(labeled_balls(), tmp_path, validation=0.25, epochs=2, score="mean-iou")
     found = [float(row["validation_mean_iou"]) for row in table_of(tmp_path / "metrics.csv")]
     assert found == pytest.approx([(40 / 42 + 0) / 2, (37 / 40 + 2 / 5) / 2])
     assert tuple(table_of(tmp_path / "metrics.csv")[0]) == columns("mean_iou")
     assert (len(checkpoint["history"]), checkpoint["best"]) == (2, found[1])
-    assert float(table_of(tmp_path / "metrics.csv")[1]["test_mean_iou"]) == mean_iou(
-        evaluated(checkpoint, labeled_balls(4, 2))
-    )
-    assert np.isnan(mean_iou(torch.zeros(2, 2)))
+    tested = class_mean("iou", evaluated(checkpoint, labeled_balls(4, 2)))
+    assert float(table_of(tmp_path / "metrics.csv")[1]["test_mean_iou"]) == tested
+    assert np.isnan(class_mean("iou", torch.zeros(2, 2)))
     assert TASK.score(torch.tensor([[3, 1], [0, 2]]), options(score="balanced-accuracy")) == 0.875
 
 

@@ -43,8 +43,8 @@ class GrowingTable:
     rows: the first ones, by position. `write` and the first `add` replace an older file. Only rank 0 writes.
     """
 
-    def __init__(self, path: Path, header: Sequence[str], rows: Mapping[int, Sequence[Any]] | None = None) -> None:
-        self.path, self._header, self.rows = path, header, dict(rows or {})
+    def __init__(self, path: Path, header: Sequence[str], rows: Mapping[int, Sequence[Any]]) -> None:
+        self.path, self._header, self.rows = path, header, dict(rows)
         self._started = False
 
     def write(self) -> None:

@@ -73,9 +73,9 @@ def coherent_map(scores: Tensor, basis: Tensor, weights: Tensor, places: Tensor)
 
 @dataclass(frozen=True)
 class OverlapTargets:
-    """Computes the targets of pairs of meshes. data: the set, or None if the truth is not to be used"""
+    """Computes the targets of pairs of meshes."""
 
-    data: MeshPairs | None
+    data: MeshPairs
     shapes: list[PairShape]
 
     def __call__(self, pair: Pair, one: Sample, other: Sample) -> Tensor:
@@ -88,8 +88,8 @@ class OverlapTargets:
         targets = [np.full((len(shape.mesh.verts), 3), -1) for shape in (second, first)]
         for rows in targets:
             rows[:, 2] = np.arange(len(rows))
-        truth = None if self.data is None else self.data.truth(first, second)
-        if self.data is not None and truth is not None:
+        truth = self.data.truth(first, second)
+        if truth is not None:
             targets[1][:, 0], targets[0][:, 0] = self.data.overlap(first, second)
             targets[0][truth.points, 1], targets[1][truth.vertices, 1] = truth.vertices, truth.points
         return torch.from_numpy(np.concatenate(targets)).to(one.features.device)

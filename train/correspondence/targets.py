@@ -30,20 +30,19 @@ def pair_samples(
     part: "train" or "test"
     samples: the preprocessed meshes of this part, which are read when a pair needs them
     map_k: K, the eigenpairs of the true functional maps. None for partial shapes, see `OverlapTargets`.
-    with_targets: if False, the targets are not known
+    with_targets: if False, these maps are not known
 
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
-    truth = data if with_targets else None
     if map_k is None:
-        return PairSamples(samples, pairs, OverlapTargets(truth, shapes))
+        return PairSamples(samples, pairs, OverlapTargets(data, shapes))
     for shape, vertices in zip(shapes, counts_of(samples), strict=True):
         if vertices < map_k:
             raise DataError(
                 f"{shape.name}: {vertices} vertices are too few for maps of {map_k} eigenpairs; lower --map-k"
             )
-    return PairSamples(samples, pairs, _Truths(truth, shapes, map_k))
+    return PairSamples(samples, pairs, _Truths(data if with_targets else None, shapes, map_k))
 
 
 @dataclass(frozen=True, eq=False)

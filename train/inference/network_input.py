@@ -21,20 +21,8 @@ from diffnet.train.orientation import check_not_aligned
 from diffnet.train.tasks.task import MetadataError, NetworkInput, task_named
 
 NEEDED = ("features", "k", "normalize")  # they have no defaults, because a wrong value changes predictions silently
-OPTIONAL = (
-    "task",
-    "laplacian",
-    "basis",
-    "join",
-    "operators",
-    "conditions",
-    "max_faces",
-    "precision",
-    "units",
-    "clip",
-    "upright",
-    *(name for options in TASK_OPTIONS.values() for name in options.prediction),
-)
+_SHARED = "laplacian", "basis", "join", "operators", "conditions", "max_faces", "precision", "units", "clip", "upright"
+OPTIONAL = ("task", *_SHARED, *(name for options in TASK_OPTIONS.values() for name in options.prediction))
 
 
 def network_input(network: DiffusionNet) -> NetworkInput:

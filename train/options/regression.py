@@ -55,9 +55,14 @@ class RegressionOptions(SharedOptions):
     )
 
     @property
+    def vector_names(self) -> list[str]:
+        """The names of the vectors among the targets, see `vector_targets`."""
+        return [part.partition(":")[2] for part in vector_targets(self.targets)]
+
+    @property
     def vectors(self) -> int:
-        """So many vectors are the first columns of the targets, see `vector_targets`."""
-        return len(vector_targets(self.targets))
+        """So many vectors are the first columns of the targets."""
+        return len(self.vector_names)
 
     @property
     def lengths(self) -> list[int]:

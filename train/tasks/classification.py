@@ -37,9 +37,6 @@ class Classification(LabelTask):
         """The probabilities (B, C) float32."""
         return outputs.float().softmax(-1)
 
-    def classes_of(self, predictions: Tensor) -> Tensor:
-        return predictions.argmax(-1)
-
     def logits_of(self, predictions: Tensor) -> Tensor | None:
         return predictions.log()
 

@@ -40,7 +40,7 @@ from diffnet.train.metrics import mean_score, number_or_none, percent, scores_a_
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.correspondence import Method
 from diffnet.train.options.task_options import SetOptions
-from diffnet.train.tasks.task import MeshTask, NetworkInput, Part, ReportParts, Task
+from diffnet.train.tasks.task import NetworkInput, Part, ReportParts, Task
 
 CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # features that a network computes, by default
 # In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
@@ -262,11 +262,6 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def basis_dtype(self, options: TrainOptions, device: torch.device) -> torch.dtype:
         """Functional maps need full precision."""
         return torch.float32
-
-    def on_meshes(self) -> MeshTask:
-        raise OptionError(
-            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
-        )
 
     def scored(
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any

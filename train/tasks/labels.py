@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 from torch import Tensor
 
-from diffnet.data import UNLABELED, LabeledMeshes, with_label_names
+from diffnet.data import UNLABELED, LabeledMeshes
 from diffnet.data.folders.files import listing
 from diffnet.data.stored import names_of
 from diffnet.geometry.errors import OptionError
@@ -23,11 +24,9 @@ from diffnet.ops.cross_entropy.op import row_weights, total_weight
 from diffnet.train.metrics import (
     SCORE_NAMES,
     accuracy,
-    balanced_accuracy,
+    class_mean,
     class_scores,
     confusion_matrix,
-    mean_dice,
-    mean_iou,
     number,
     number_or_none,
     percent,
@@ -45,9 +44,9 @@ TEETH = "tla", "tsa", "tir"  # the scores of teeth
 
 LABEL_SCORES: dict[LabelScore, Callable[[Any], float]] = {
     "accuracy": accuracy,
-    "balanced-accuracy": balanced_accuracy,
-    "mean-iou": mean_iou,
-    "dice": mean_dice,
+    "balanced-accuracy": partial(class_mean, "accuracy"),
+    "mean-iou": partial(class_mean, "iou"),
+    "dice": partial(class_mean, "dice"),
     "roc-auc": roc_auc,
     "average-precision": average_precision,
 }
@@ -70,32 +69,10 @@ def score_cells(scores: Iterable[float]) -> list[str]:
     return ["" if math.isnan(score) else f"{score:.6g}" for score in scores]
 
 
-def label_loss(logits: Tensor, labels: Tensor, options: TrainOptions) -> Tensor:
-    """The loss () over labeled elements, 0 if there are none. logits: (N, C), labels: (N,) int64"""
-    loss, backend = options.label_loss, options.backend
-    weights = None if options.class_weights is None else numbers_on(logits.device, options.class_weights)
-    if loss == "focal":
-        return focal_loss(logits, labels, ignored=UNLABELED, backend=backend, weights=weights)
-    if loss == "generalized-dice":
-        return generalized_dice_loss(logits, labels, UNLABELED)
-    if loss == "dice":
-        return dice_loss(logits, labels, UNLABELED, weights=weights)
-    if options.label_smoothing > 0:
-        entropy = label_smoothing_loss(logits, labels, options.label_smoothing, UNLABELED, backend, weights=weights)
-    else:
-        # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all of them.
-        losses = cross_entropy(logits, labels, UNLABELED, backend, weights=weights)
-        entropy = losses.sum() / total_weight(labels, UNLABELED, weights)
-    return entropy + dice_loss(logits, labels, UNLABELED, weights=weights) if "dice" in loss else entropy
-
-
 class LabelTask(MeshTask):
     """The parts that tasks with labels share."""
 
     report_files = ("confusion.png", "ranking.png")
-
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        return with_label_names(data, names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         return with_class_options(*super().prepared(data, options))
@@ -118,7 +95,22 @@ class LabelTask(MeshTask):
         return rows
 
     def loss(self, outputs: Tensor, targets: Tensor, options: TrainOptions) -> Tensor:
-        return label_loss(outputs, targets, options)
+        """The loss () over labeled elements, 0 if there are none. outputs: logits (N, C), targets: labels (N,) int64"""
+        loss, smoothing, backend = options.label_loss, options.label_smoothing, options.backend
+        weights = None if options.class_weights is None else numbers_on(outputs.device, options.class_weights)
+        if loss == "focal":
+            return focal_loss(outputs, targets, ignored=UNLABELED, backend=backend, weights=weights)
+        if loss == "generalized-dice":
+            return generalized_dice_loss(outputs, targets, UNLABELED)
+        if loss == "dice":
+            return dice_loss(outputs, targets, UNLABELED, weights=weights)
+        if smoothing > 0:
+            entropy = label_smoothing_loss(outputs, targets, smoothing, UNLABELED, backend, weights=weights)
+        else:
+            # PyTorch's own loss computes this mean on a single multiprocessor of the GPU. A separate sum uses all.
+            losses = cross_entropy(outputs, targets, UNLABELED, backend, weights=weights)
+            entropy = losses.sum() / total_weight(targets, UNLABELED, weights)
+        return entropy + dice_loss(outputs, targets, UNLABELED, weights=weights) if "dice" in loss else entropy
 
     def loss_weight(self, options: TrainOptions) -> Callable[[Tensor], Tensor]:
         """The number of labeled elements, each with the weight of its class."""
@@ -142,8 +134,8 @@ class LabelTask(MeshTask):
         return self.loss_weight(options)
 
     def classes_of(self, predictions: Tensor) -> Tensor:
-        """The classes (N,) int64 of the result of `predict`."""
-        return predictions
+        """The classes (N,) int64 of the result of `to_score`, which may be logits or probabilities (N, C)."""
+        return predictions.argmax(-1) if predictions.is_floating_point() else predictions
 
     @abstractmethod
     def logits_of(self, predictions: Tensor) -> Tensor | None:
@@ -194,7 +186,7 @@ class LabelTask(MeshTask):
         rows: list[list[Any]] = [header + ["roc_auc", "average_precision"] * bool(memo["odds"])]
         for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
             share = accuracy(torch.from_numpy(matrix))
-            scores = [share, balanced_accuracy(matrix), mean_iou(matrix), mean_dice(matrix)]
+            scores = [share, *(class_mean(score, matrix) for score in ("accuracy", "iou", "dice"))]
             if memo["odds"]:
                 counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
                 scores += [roc_auc(counts), average_precision(counts)]
@@ -211,8 +203,8 @@ class LabelTask(MeshTask):
         labeled, rankings = bool(matrix.any()), self._read(scored)["rankings"]
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
-            "balanced_accuracy": balanced_accuracy(matrix) if labeled else None,
-            "dice": number_or_none(mean_dice(matrix)),
+            "balanced_accuracy": class_mean("accuracy", matrix) if labeled else None,
+            "dice": number_or_none(class_mean("dice", matrix)),
             **({"roc_auc": number_or_none(roc_auc(rankings))} if rankings else {}),
             **({"average_precision": number_or_none(average_precision(rankings))} if rankings else {}),
             **self.further_results(scored),

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
-from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets, with_columns
+from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets
 from diffnet.data.feature_names import component_names, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
 from diffnet.data.places import columns_at, places_of, rows_at
@@ -87,14 +87,14 @@ def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             errors = predicted.double() - truth
             areas = np.ones(len(truth))
             for place, part in rows_at(areas, len(mesh.verts), at):
-                if not (place == "meshes" or mesh.is_point_cloud or scored.equal_weights):
+                if not (place == "meshes" or mesh.is_point_cloud or scored.options.equal_weights):
                     part[:] = element_areas(mesh, place, per_polygon=mesh.has_polygons)
             relative = np.where(scored.of_meshes, np.nan, relative_l2(predicted.numpy(), labels, areas))
             rows.append([errors.abs().nanmean(0).numpy(), errors.square().nanmean(0).sqrt().numpy(), relative])
-            parts = [slice(3 * i, 3 * i + 3) for i in range(len(scored.vectors))]
+            parts = [slice(3 * i, 3 * i + 3) for i in range(scored.options.vectors)]
             vectors.append([vector_scores(predicted[:, part].numpy(), labels[:, part], areas) for part in parts])
         of_columns = np.array(rows).reshape(len(rows), 3, len(scored.label_names))
-        of_vectors = np.array(vectors).reshape(len(rows), len(scored.vectors), 2).transpose(0, 2, 1)
+        of_vectors = np.array(vectors).reshape(len(rows), scored.options.vectors, 2).transpose(0, 2, 1)
         scored.memo["errors"] = of_columns, of_vectors
     return scored.memo["errors"]  # type: ignore[no-any-return]
 
@@ -154,9 +154,6 @@ class Regression(MeshTask):
     standardized = True
     no_classes = "the network predicts numbers and not classes; call predict_values"
 
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        return with_columns(data, names)
-
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         """Weights of targets become one for each column. Raises OptionError for a name that is none of the targets.
 
@@ -165,7 +162,7 @@ class Regression(MeshTask):
         data, options = super().prepared(data, options)
         if options.target_weights is None and not isinstance(data.labels_at, tuple):
             return data, options
-        names, vectors = data.label_names, [part.partition(":")[2] for part in vector_targets(options.targets)]
+        names, vectors = data.label_names, options.vector_names
         entries = [] if options.target_weights is None else weight_entries("target_weights", options.target_weights)
         weights = _balance(data)
         if entries and entries[0][0] is None:  # of a stored run
@@ -186,7 +183,7 @@ class Regression(MeshTask):
         Warns if they are a vector and the features don't depend on the orientation.
         """
         parts, count = vector_targets(options.targets), 3 * options.vectors
-        expected = [name for part in parts for name in component_names(part.partition(":")[2])]
+        expected = [name for vector in options.vector_names for name in component_names(vector)]
         if data.label_names[:count] != expected:
             columns = listing(data.label_names)
             raise OptionError(f"{'+'.join(parts)} should be the first columns of the targets, which are {columns}")
@@ -247,14 +244,6 @@ class Regression(MeshTask):
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         return index_targets(data[0], how.cache, how.targets, **how.for_index())
 
-    def scored(
-        self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
-    ) -> Scored:
-        options: TrainOptions = where["options"]
-        names = tuple(part.partition(":")[2] for part in vector_targets(options.targets))
-        scored = super().scored(data, predictions, samples, **where)
-        return replace(scored, vectors=names, equal_weights=options.equal_weights)
-
     def predict(self, outputs: Tensor) -> Tensor:
         """Standardized predictions (N, C) float32."""
         return outputs.float()
@@ -280,8 +269,8 @@ class Regression(MeshTask):
         for row, column, of_meshes in zip(rows, _errors(scored)[0][:, 2].T, scored.of_meshes, strict=True):
             if not of_meshes:
                 row["relative_l2"] = number_or_none(mean_score(column))
-        fields = []
-        for name, (relative, angles) in zip(scored.vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
+        fields, vectors = [], scored.options.vector_names
+        for name, (relative, angles) in zip(vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
             count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
             means = (number_or_none(mean_score(column)) for column in (relative, angles))
             fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
@@ -293,7 +282,8 @@ class Regression(MeshTask):
         """The errors of each column, or the target and the prediction of whole meshes."""
         ends = [_OF_MESHES if of_meshes else _OF_FIELDS for of_meshes in scored.of_meshes]
         header = [f"{name}{end}" for name, each in zip(scored.label_names, ends, strict=True) for end in each]
-        rows: list[list[Any]] = [["mesh", *header, *(f"{v}{end}" for v in scored.vectors for end in _OF_VECTORS)]]
+        header += [f"{name}{end}" for name in scored.options.vector_names for end in _OF_VECTORS]
+        rows: list[list[Any]] = [["mesh", *header]]
         truths = _truths(scored) if any(scored.of_meshes) else repeat(torch.zeros(1, len(ends)))
         cases = zip(names_of(scored.meshes), scored.predictions, *_errors(scored), truths, strict=False)
         for name, predicted, errors, vectors, truth in cases:

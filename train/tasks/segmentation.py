@@ -21,7 +21,7 @@ from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.train.metrics import mean_iou, mean_score, number_or_none, soft_accuracy, spread_over
+from diffnet.train.metrics import class_mean, mean_score, number_or_none, soft_accuracy, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
@@ -158,9 +158,6 @@ class Segmentation(LabelTask):
         """The logits (N, C) float32 if they rank elements: of two classes, or for a score of rankings."""
         return outputs.float() if options.score in RANKED or outputs.shape[-1] == 2 else self.predict(outputs)
 
-    def classes_of(self, predictions: Tensor) -> Tensor:
-        return predictions.argmax(-1) if predictions.is_floating_point() else predictions
-
     def reported_values(self, predictions: Tensor) -> Tensor:
         return self.classes_of(predictions)
 
@@ -171,7 +168,7 @@ class Segmentation(LabelTask):
         matrix = self.matrix_of(scored)
         columns = np.array(_teeth(scored)).T if scored.teeth else ()
         teeth = {name: number_or_none(mean_score(each)) for name, each in zip(TEETH, columns, strict=False)}
-        return {"mean_iou": mean_iou(matrix) if matrix.any() else None, **_soft_results(scored), **teeth}
+        return {"mean_iou": class_mean("iou", matrix) if matrix.any() else None, **_soft_results(scored), **teeth}
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         rows = super().per_mesh(scored, results)

@@ -28,6 +28,8 @@ from diffnet.data import (
     Sample,
     Statistics,
     TargetsAt,
+    with_columns,
+    with_label_names,
     with_labels_at,
     without_classes,
 )
@@ -106,8 +108,7 @@ class Scored:
 
     predictions: for each mesh, the result of `Task.to_score`, on the CPU. Those of a regression are in the units of the
         targets, (N, C) float64. Predictions at faces are those of the faces of the file.
-    vectors: the names of those among the targets of a regression, which are the first columns
-    equal_weights: whether relative errors count all elements alike, and not by their areas
+    options: those of the run or of the network
     teeth: the FDI number of each class, if the scores of teeth are wanted, see `teeth_scores`
     """
 
@@ -115,8 +116,7 @@ class Scored:
     predictions: Sequence[Tensor]
     label_names: list[str]
     labels_at: TargetsAt
-    vectors: tuple[str, ...] = ()
-    equal_weights: bool = False
+    options: TrainOptions
     teeth: tuple[int, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
@@ -353,9 +353,11 @@ class Task(ABC, Generic[D, S]):
         several = {*self.targets_at} - {"edges"} if self.standardized else set[str]()
         return {*at} <= several if isinstance(at, tuple) else at in self.targets_at
 
-    @abstractmethod
     def on_meshes(self) -> MeshTask:
         """The task, if it predicts for single meshes. Raises OptionError otherwise."""
+        raise OptionError(
+            f"the network is for {self.name}, so it computes features and no labels; `diffnet match` uses them"
+        )
 
 
 class MeshTask(Task[LabeledMeshes, Scored]):
@@ -377,11 +379,8 @@ class MeshTask(Task[LabeledMeshes, Scored]):
         else:
             data = with_labels_at(data, cast(LabelsAt, network.labels_at))
         data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
-        return self.matched(without_classes(data, network.options.ignore), network.label_names)
-
-    @abstractmethod
-    def matched(self, data: LabeledMeshes, names: list[str]) -> LabeledMeshes:
-        """The data set with the classes or columns of a network, matched by name."""
+        match_by_name = with_columns if self.standardized else with_label_names
+        return match_by_name(without_classes(data, network.options.ignore), network.label_names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
         if isinstance(data, PairedMeshes):
@@ -394,7 +393,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def scored(
         self, data: LabeledMeshes, predictions: Sequence[Tensor], samples: Sequence[Any], **where: Any
     ) -> Scored:
-        return Scored(data.test, predictions, data.label_names, data.labels_at)
+        return Scored(data.test, predictions, data.label_names, data.labels_at, where["options"])
 
     def on_meshes(self) -> MeshTask:
         return self
