@@ -18,11 +18,13 @@ TRIES = 20
 WHOLE_SHARE = 1 / 4  # of the pairs of copies: the first mesh is whole, and the same for the second
 
 
-def with_partial_copies(data: MeshPairs, variants: Variants, seed: int) -> MeshPairs:
+def with_partial_copies(data: MeshPairs, variants: Variants, seed: int, *, of_one: bool = False) -> MeshPairs:
     """The set with partial copies of its training meshes, and with pairs of these.
 
     variants: the number of copies of each mesh, `count`, and the largest share of the area that they lack, `cut`
     seed: decides the pairs
+    of_one: whether both copies of a pair are of one mesh, so that their correspondences are known. Each mesh then takes
+        the places of pairs in turn.
 
     Each pair becomes `count` pairs of copies at random. In a quarter of them the first mesh is whole, and in another
     quarter the second one. Copies depend on the mesh and `variants` alone, see `partial_copies`.
@@ -32,7 +34,8 @@ def with_partial_copies(data: MeshPairs, variants: Variants, seed: int) -> MeshP
     copies = [copy for shape in data.train for copy in partial_copies(shape, variants)]
     rng, first_copy = np.random.default_rng(seed), len(data.train)
     pairs: list[Pair] = []
-    for pair in data.train_pairs:
+    turns = ((i % first_copy, i % first_copy) for i in range(len(data.train_pairs)))
+    for pair in turns if of_one else data.train_pairs:
         chance = rng.random(variants.count)
         parts = first_copy + variants.count * np.array(pair) + rng.integers(variants.count, size=(variants.count, 2))
         is_whole = np.stack([chance < WHOLE_SHARE, (chance >= WHOLE_SHARE) & (chance < 2 * WHOLE_SHARE)], 1)

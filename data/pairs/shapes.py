@@ -171,9 +171,13 @@ class MeshPairs:
     def _places(self, first: PairShape, second: PairShape) -> tuple[Ints, Ints] | None:
         """Vertices of the first mesh and of the second that correspond, (N,) each; −1 for one that is missing.
 
-        Those of the shapes that they are cut from decide. None if these aren't known.
+        Those of the shapes that they are cut from decide. None if these aren't known. All vertices of parts of one
+        shape correspond.
         """
         one, other = first.whole or first, second.whole or second
+        if one.name == other.name and (first.whole or second.whole) is not None:
+            every = np.arange(len(one.mesh.verts))
+            return first.numbers_of(every), second.numbers_of(every)
         points, vertices = self._template_points(one, other), self.maps.get((one.name, other.name))
         if vertices is not None:
             pair = np.arange(len(vertices)), vertices

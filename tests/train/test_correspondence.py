@@ -35,6 +35,8 @@ from diffnet.data import (
     make_sample,
     paired_meshes,
 )
+from diffnet.data.options import Variants
+from diffnet.data.pairs.partial import with_partial_copies
 from diffnet.data.pairs.shapes import boundary_length
 from diffnet.geometry import MeshError, cut_by_plane, load_mesh, make_mesh, point_map
 from diffnet.geometry.errors import OptionError
@@ -670,6 +672,31 @@ def test_partial_shapes_are_trained_on_scored_and_matched(tmp_path: Path) -> Non
     refused(OptionError, "zoomout and fine_tune are for whole shapes", match_meshes, a, b, network, fine_tune=1)
 
 
+def test_partial_shapes_without_correspondences_learn_from_parts_of_one_mesh(tmp_path: Path) -> None:
+    data = write_partial_set(tmp_path / "data")
+    for file in data.rglob("*.vts"):
+        file.unlink()
+    command = ["train", "correspondence", "--data", data, "--partial", "--method", "unsupervised", *SMALL]
+    out = output(*command, "--out", tmp_path / "run", "--variants", 3, "--epochs", 2, "--lr", 0.01)
+    assert "pairs: 18 to train on, 3 to test on; their correspondences are not known" in out
+    losses = [float(row["train_loss"]) for row in table_of(tmp_path / "run" / "metrics.csv")]
+    assert 0 < losses[1] < losses[0]
+    assert "partial shapes need parts of one mesh; use --cut 0.7" in complaint(
+        *command, "--out", tmp_path / "b", "--cut", 0
+    )
+    pairs = with_partial_copies(load_pairs(data, partial_shapes=True), Variants(3, 0.5), 0, of_one=True)
+    wholes = [[(shape.whole or shape).name for shape in (pairs.train[i], pairs.train[j])] for i, j in pairs.train_pairs]
+    assert all(first == second for first, second in wholes)
+    assert {first for first, _ in wholes} == {shape.name for shape in pairs.train[:4]}
+    first, second = next((pairs.train[i], pairs.train[j]) for i, j in pairs.train_pairs if i >= 4 <= j and i != j)
+    truth = pairs.truth(first, second)
+    assert truth is not None
+    np.testing.assert_array_equal(first.mesh.verts[truth.vertices], second.mesh.verts[truth.points])
+    inside = np.isin(first.vertices, second.vertices)
+    np.testing.assert_array_equal(pairs.overlap(first, second)[0], inside)
+    assert 0 < inside.sum() == len(truth.vertices)
+
+
 def test_the_loss_of_partial_shapes() -> None:
     """Two pairs, of which one has no overlap. Vertices without a known label or match don't count."""
     outputs = torch.tensor([[1.0, 0, 9], [0, 1, -9], [0, 1, -9], [1, 0, 9], [1, 0, -9], [1, 0, -9]])
@@ -725,7 +752,6 @@ def test_partial_shapes_that_start_from_a_network_for_whole_ones_keep_their_size
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"method": "unsupervised", "partial": True}, "partial shapes need correspondences to train on"),
         ({"partial": True}, "a part's area says nothing of its size; use --normalize none, got radius"),
         ({"partial": True, "normalize": "none", "zoomout": True}, "zoomout refines functional maps, and partial"),
         ({"cut": 0.5}, "cut needs --partial"),

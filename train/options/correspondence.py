@@ -96,8 +96,6 @@ class CorrespondenceOptions(SharedOptions):
             raise OptionError(f"map_k should be from 1 to k, which is {self.k}, got {self.map_k}")
         if not any(self.weight_of.values()):
             raise OptionError("loss_weights should have a weight above 0")
-        if self.partial and self.method != "supervised":
-            raise OptionError("partial shapes need correspondences to train on; use --method supervised")
         if self.partial and self.normalize != "none":
             raise OptionError(f"a part's area says nothing of its size; use --normalize none, got {self.normalize}")
         if self.partial and self.zoomout:

@@ -66,7 +66,10 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
             raise OptionError(f"{self.name} needs pairs of meshes")
         pairs = data.pairs
         if options.partial:
-            copies = with_partial_copies(pairs, options.mesh_variants, options.seed)
+            of_one = options.method == "unsupervised"
+            if of_one and not options.mesh_variants.count:
+                raise OptionError("without correspondences, partial shapes need parts of one mesh; use --cut 0.7")
+            copies = with_partial_copies(pairs, options.mesh_variants, options.seed, of_one=of_one)
             data = paired_meshes(copies, len(data.label_names), partial=True)
         if options.method == "supervised" and not pairs.is_supervised:
             folders = dict.fromkeys(shape.folder for shape in pairs.train + pairs.test if shape.folder)
@@ -115,7 +118,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         folders = data[0] if len(data) == 1 else list(data)
         where = how.named("base", "registered", "seed", "group_by", "needs_train", "fold", "without")
         pairs = load_pairs(folders, how.pairs, cache_dir=how.cache, partial_shapes=options.partial, **where)
-        return paired_meshes(pairs, how.channels or CHANNELS[options.method], partial=options.partial)
+        channels = how.channels or CHANNELS["supervised" if options.partial else options.method]
+        return paired_meshes(pairs, channels, partial=options.partial)
 
     def adapted(self, data: PairedMeshes, options: TrainOptions, choices: Set[str]) -> TrainOptions:
         pairs = data.pairs
