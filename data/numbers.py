@@ -185,7 +185,7 @@ def read_columns(path: Path) -> Columns:
     is_table = suffix == ".csv"
     rows = table_lines(path) if is_table else _cells(path)
     first, names = next(rows, None), None
-    if is_table and first is not None and not all(_is_number(cell) for cell in first[1]):
+    if is_table and first is not None and not all(is_number(cell) for cell in first[1]):
         names = first[1]
         check_names(path, names)
         first = next(rows, None)
@@ -229,7 +229,7 @@ def check_names(path: Path, names: list[str]) -> None:
 
 def parse_number(place: str, cell: str) -> float:
     """A number in text. Nothing is NaN, which means missing. Raises DataError, which begins with the place."""
-    if not _is_number(cell):
+    if not is_number(cell):
         raise DataError(f"{place}: {cell[:40]!r} is not a number")
     value = real(cell or "nan")
     if abs(value) >= MAX_NUMBER:
@@ -237,7 +237,8 @@ def parse_number(place: str, cell: str) -> float:
     return value
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether text is a number, or nothing."""
     try:
         real(cell or "nan")
     except ValueError:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, component_names
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
+from diffnet.data.numbers import Columns, checked_columns, cortex_values, is_number, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
 from diffnet.geometry.mesh.formats import READERS, color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.geometry.mesh.text import integer, real
+from diffnet.geometry.mesh.text import integer
 
 PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
 PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
@@ -111,12 +111,7 @@ def holds_labels(path: Path) -> bool:
 
 
 def _begins_with_a_name(path: Path) -> bool:
-    words = text_of(path).split(None, 1)
-    try:
-        real(words[0] if words else "0")
-    except ValueError:
-        return True
-    return False
+    return not all(map(is_number, text_of(path).split(None, 1)[:1]))
 
 
 def _of_part_list(path: Path) -> FileValues:
