@@ -218,13 +218,16 @@ def checked_columns(path: Path, rows: NDArray[Any], names: list[str] | None = No
     return Columns(values, names)
 
 
-def check_names(path: Path, names: list[str]) -> None:
-    """Raises DataError for columns without a name, and for two of one name."""
+def check_names(path: Path, names: list[str], what: str = "columns") -> None:
+    """Raises DataError for columns without a name, and for two of one name. Networks, options and scores tell by it.
+
+    what: columns, or classes, which all have a name
+    """
     for i, name in enumerate(names):
         if not name:
             raise DataError(f"{path}: column {i + 1} has no name in the first line, {','.join(names)[:80]!r}")
         if name in names[:i]:
-            raise DataError(f"{path}: two columns are called {name[:40]!r}")
+            raise DataError(f"{path}: two {what} are called {name[:40]!r}")
 
 
 def parse_number(place: str, cell: str) -> float:
