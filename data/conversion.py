@@ -246,20 +246,17 @@ def _moments(item: LabeledMesh, names: Sequence[str], of: Literal["targets", "co
 
 def standardized_targets(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> Sequence[LabeledMesh]:
     """The meshes with targets (N, C) float32 at mean 0 and standard deviation 1 over the training set."""
-    return with_change(items, partial(_standardized, statistics=statistics), "standardized", statistics)
-
-
-def _standardized(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
-    return replace(item, labels=standardized(item.labels, statistics))
+    return with_change(items, partial(_standardized, "labels", statistics), "standardized", statistics)
 
 
 def standardized_conditions(items: Sequence[LabeledMesh], statistics: ArrayStatistics) -> Sequence[LabeledMesh]:
     """The meshes with conditions at mean 0 and standard deviation 1 over the training meshes."""
-    return with_change(items, partial(_with_standard_conditions, statistics=statistics), "conditions", statistics)
+    return with_change(items, partial(_standardized, "conditions", statistics), "conditions", statistics)
 
 
-def _with_standard_conditions(item: LabeledMesh, statistics: ArrayStatistics) -> LabeledMesh:
-    return replace(item, conditions=standardized(item.conditions, statistics))
+def _standardized(field: str, statistics: ArrayStatistics, item: LabeledMesh) -> LabeledMesh:
+    values: dict[str, Any] = {field: standardized(getattr(item, field), statistics)}
+    return replace(item, **values)
 
 
 def standardized(values: NDArray[Any], statistics: ArrayStatistics) -> NDArray[np.float32]:
@@ -330,7 +327,11 @@ def _renumbered(item: LabeledMesh, old: Sequence[str], names: Sequence[str], lea
             f"{len(names)} known classes ({_first(names)}). Labels are matched by name; "
             "label_names.txt in the folder of the meshes names their values"
         )
-    return replace(item, labels=labels, accepted=_columns(item.accepted, old, names))
+    accepted = item.accepted
+    if accepted is not None:
+        columns = [old.index(name) if name in old else -1 for name in names]
+        accepted = np.pad(accepted, ((0, 0), (0, 1)))[:, columns]  # the last, of new classes, which are never right
+    return replace(item, labels=labels, accepted=accepted)
 
 
 def _first(names: Sequence[str]) -> str:
@@ -386,13 +387,3 @@ def _of_classes(items: Sequence[LabeledMesh], classes: Sequence[int]) -> Sequenc
         assert labels is not None, "each mesh has one label, which the index knows"
         return items.take(np.flatnonzero(np.isin(labels, classes)))
     return [item for item in items if int(item.labels.flat[0]) in classes]
-
-
-def _columns(
-    accepted: NDArray[np.bool_] | None, names: Sequence[str], target: Sequence[str]
-) -> NDArray[np.bool_] | None:
-    """The columns of other classes, by name. A new class is never right."""
-    if accepted is None:
-        return None
-    columns = [accepted[:, names.index(name)] if name in names else np.zeros(len(accepted), bool) for name in target]
-    return np.stack(columns, axis=1)

@@ -85,23 +85,17 @@ class DerivedMeshes(StoredMeshes):
 
 
 def derived(
-    items: Sequence[LabeledMesh],
-    make: Make,
-    *about: Any,
-    cache_dir: str | os.PathLike[str],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-    is_long: bool = True,
+    items: Sequence[LabeledMesh], make: Make, *about: Any, cache_dir: str | os.PathLike[str], **how: Any
 ) -> DerivedMeshes:
     """The meshes that a function makes from each mesh, in order. They are made in worker processes and stored.
 
-    make: picklable. about, jobs, advance, is_long: see `remembered`
+    make: picklable. about, how: see `remembered`. By default, the work on a mesh takes long.
 
     If the cache can't be written, there are warnings, and each mesh is made again whenever it is asked for. Raises the
     errors of `make`.
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
-    rows = remembered(work, items, "derived", *about, jobs=jobs, advance=advance, is_long=is_long)
+    rows = remembered(work, items, "derived", *about, **{"is_long": True, **how})
     flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
     entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
     return DerivedMeshes(

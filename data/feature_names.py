@@ -386,12 +386,20 @@ def vector_columns(names: Sequence[str]) -> list[list[str]]:
     return [list(each.values()) for each in groups.values() if set(each) in ({*"xyz"}, {*"012"}, {*"123"})]
 
 
-def check_target_statistics(statistics: Any, columns: int) -> ArrayStatistics:
+def check_target_statistics(statistics: Any, columns: int | None, name: str = "the targets") -> ArrayStatistics:
     """Statistics of targets as read from a file, checked. Raises OptionError for anything else.
 
-    columns: the number of columns of the targets
+    columns: the number of columns of the targets, or None if it isn't known
+    name: of what they are, for the message
     """
-    return _checked_entry("the targets", statistics, columns)
+    mean, std = (statistics.get(key) if isinstance(statistics, dict) else None for key in ("mean", "std"))
+    if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
+        raise OptionError(
+            f"the statistics of {name} should be two lists of finite numbers, mean and std, with std above 0"
+        )
+    if columns is not None and len(mean) != columns:
+        raise OptionError(f"the statistics of {name} should be those of {columns} columns, and there are {len(mean)}")
+    return {"mean": mean, "std": std}
 
 
 def check_statistics(features: str, statistics: Any) -> Statistics:
@@ -404,7 +412,7 @@ def check_statistics(features: str, statistics: Any) -> Statistics:
         raise OptionError(f"the statistics should be those of the own arrays {names}, and they are of others")
     for part in feature_parts(features):
         if part.array is not None:
-            _checked_entry(part.name, statistics[part.array], part.channels)
+            check_target_statistics(statistics[part.array], part.channels, part.name)
     return statistics
 
 
@@ -420,17 +428,6 @@ def check_turned(features: str, channels: Mapping[str, int]) -> None:
                 f"turns with the mesh, it is {VECTOR_PREFIX}{part.array}. If it is three numbers that stay as they "
                 f"are, it is {SCALAR_PREFIX}{part.array}"
             )
-
-
-def _checked_entry(name: str, entry: Any, columns: int | None = None) -> ArrayStatistics:
-    mean, std = (entry.get(key) if isinstance(entry, dict) else None for key in ("mean", "std"))
-    if not (_are_numbers(mean) and _are_numbers(std) and len(mean) == len(std) and min(std) > 0):
-        raise OptionError(
-            f"the statistics of {name} should be two lists of finite numbers, mean and std, with std above 0"
-        )
-    if columns is not None and len(mean) != columns:
-        raise OptionError(f"the statistics of {name} should be those of {columns} columns, and there are {len(mean)}")
-    return {"mean": mean, "std": std}
 
 
 def _are_numbers(values: Any) -> TypeGuard[list[float]]:

@@ -19,10 +19,9 @@ from diffnet.data.options import Preprocessing
 from diffnet.geometry import Mesh, MeshLike, Operators, precompute, rotate
 from diffnet.geometry.mesh.normalize import load_normalized
 from diffnet.geometry.preprocessing import many
-from diffnet.geometry.preprocessing.many import (
-    load_meanwhile as load_meanwhile,  # __init__.pyi exports these three
-    precompute_all as precompute_all,
-)
+
+# __init__.pyi exports these three.
+from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile, precompute_all as precompute_all
 from diffnet.geometry.processes import available_cores as available_cores
 from diffnet.geometry.store.cache import remove_abandoned
 

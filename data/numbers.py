@@ -185,7 +185,7 @@ def read_columns(path: Path) -> Columns:
     is_table = suffix == ".csv"
     rows = table_lines(path) if is_table else _cells(path)
     first, names = next(rows, None), None
-    if is_table and first is not None and not all(_is_number(cell) for cell in first[1]):
+    if is_table and first is not None and not all(is_number(cell) for cell in first[1]):
         names = first[1]
         check_names(path, names)
         first = next(rows, None)
@@ -218,18 +218,21 @@ def checked_columns(path: Path, rows: NDArray[Any], names: list[str] | None = No
     return Columns(values, names)
 
 
-def check_names(path: Path, names: list[str]) -> None:
-    """Raises DataError for columns without a name, and for two of one name."""
+def check_names(path: Path, names: list[str], what: str = "columns") -> None:
+    """Raises DataError for columns without a name, and for two of one name. Networks, options and scores tell by it.
+
+    what: columns, or classes, which all have a name
+    """
     for i, name in enumerate(names):
         if not name:
             raise DataError(f"{path}: column {i + 1} has no name in the first line, {','.join(names)[:80]!r}")
         if name in names[:i]:
-            raise DataError(f"{path}: two columns are called {name[:40]!r}")
+            raise DataError(f"{path}: two {what} are called {name[:40]!r}")
 
 
 def parse_number(place: str, cell: str) -> float:
     """A number in text. Nothing is NaN, which means missing. Raises DataError, which begins with the place."""
-    if not _is_number(cell):
+    if not is_number(cell):
         raise DataError(f"{place}: {cell[:40]!r} is not a number")
     value = real(cell or "nan")
     if abs(value) >= MAX_NUMBER:
@@ -237,7 +240,8 @@ def parse_number(place: str, cell: str) -> float:
     return value
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether text is a number, or nothing."""
     try:
         real(cell or "nan")
     except ValueError:

@@ -59,7 +59,7 @@ def number_classes(labels: Mapping[Path, ValueFacts], names_file: Path) -> Class
     has a name twice.
     """
     listed = read_lines(names_file) if names_file.is_file() else None
-    _check_distinct(listed or [], names_file)
+    check_names(names_file, listed or [], "classes")
     named = next((item for item in labels.items() if item[1].names is not None), None)
     numbered = next((item for item in labels.items() if item[1].names is None), None)
     if named and numbered:
@@ -106,15 +106,8 @@ def _number_colors(labels: Mapping[Path, ValueFacts], listed: list[str] | None, 
                 )
             colors.append(color.lower())
             names.append(name.strip())
-        _check_distinct(names, names_file)
+        check_names(names_file, names, "classes")
     return Classes(names, None, _places(labels, colors, names_file))
-
-
-def _check_distinct(names: Sequence[str], names_file: Path) -> None:
-    """Raises DataError if two classes have the same name. Networks, options and scores tell classes by their names."""
-    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
-    if twice is not None:
-        raise DataError(f"{names_file}: two classes are called {twice[:40]!r}")
 
 
 def _places(labels: Mapping[Path, ValueFacts], names: list[str], names_file: Path) -> dict[int | str, int]:

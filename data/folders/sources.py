@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, component_names
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.numbers import Columns, checked_columns, cortex_values, read_columns, read_labels, text_of
+from diffnet.data.numbers import Columns, checked_columns, cortex_values, is_number, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
 from diffnet.geometry.mesh.formats import READERS, color_names
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.geometry.mesh.text import integer, real
+from diffnet.geometry.mesh.text import integer
 
 PART_LIST = "_labels"  # NAME_labels.txt holds lists of faces
 PROPERTIES = ("label", "labels", "class", "class_id", "category", "segment", "segmentation", "part")
@@ -111,12 +111,7 @@ def holds_labels(path: Path) -> bool:
 
 
 def _begins_with_a_name(path: Path) -> bool:
-    words = text_of(path).split(None, 1)
-    try:
-        real(words[0] if words else "0")
-    except ValueError:
-        return True
-    return False
+    return not all(map(is_number, text_of(path).split(None, 1)[:1]))
 
 
 def _of_part_list(path: Path) -> FileValues:
@@ -320,7 +315,8 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
         raise DataError(f"{file}: both the vertices and the faces have the property {name!r}. Keep one of them")
     if not inside:
         places = ", ".join(str(place.with_suffix("")) for place in array_files(file, name))
-        present = [each for _, each, _ in _all_properties(load_attributes(file))] if _has_properties(file) else []
+        attributes = load_attributes(file) if READERS[mesh_suffix(file)].properties else Attributes()
+        present = [each for _, each, _ in _all_properties(attributes)]
         raise DataError(
             f"{file}: no {what} for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
             f"the property {name!r} of a PLY or VTK file" + (f"; it has {', '.join(present)}" if present else "")
@@ -377,8 +373,7 @@ def array_files(mesh: Path, name: str, suffixes: Sequence[str] = (".npy",)) -> l
 
 def arrays_in_mesh_file(mesh: Path, name: str) -> list[tuple[NDArray[Any], LabelsAt]]:
     """The arrays NAME in a mesh file itself, with their elements: those of PLY and VTK files, or colors of vertices."""
-    reader = READERS.get(mesh_suffix(mesh))
-    if reader is None or reader.attributes is None or not (_has_properties(mesh) or name == COLORS):
+    if name != COLORS and not READERS[mesh_suffix(mesh)].properties:
         return []
     attributes = load_attributes(mesh)
     if name == COLORS and attributes.colors is not None:
@@ -395,12 +390,6 @@ def _array(table: Mapping[str, NDArray[Any]], name: str) -> NDArray[Any] | None:
         if all(each in table and table[each].ndim == 1 for each in names):
             return np.stack([table[each] for each in names], 1)
     return None
-
-
-def _has_properties(mesh: Path) -> bool:
-    """Whether files of the format of a mesh can have properties."""
-    reader = READERS.get(mesh_suffix(mesh))
-    return reader is not None and reader.properties
 
 
 def _tables(attributes: Attributes) -> tuple[tuple[LabelsAt, dict[str, NDArray[Any]]], ...]:

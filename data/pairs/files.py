@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import DataError
@@ -19,13 +18,12 @@ from diffnet.geometry.files import make_folder, npy_bytes, write_atomically
 from diffnet.geometry.mesh.mesh import mesh_stem
 
 if TYPE_CHECKING:
-    from diffnet.data.pairs.shapes import PairShape
+    from diffnet.data.pairs.shapes import Ints, PairShape
     from diffnet.geometry import Mesh
 
 WRITTEN = (".txt", ".csv", ".npy")  # the formats of maps
 MAP_FORMATS = (*WRITTEN, ".map")  # those that are read
 
-Ints: TypeAlias = NDArray[np.int64]
 StrPath: TypeAlias = "str | os.PathLike[str]"
 
 

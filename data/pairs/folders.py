@@ -9,10 +9,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffnet.data.folders.division import AT_RANDOM, Division, Rule, divided, find_parts, has_set, lists_in
 from diffnet.data.folders.files import MESH_FOLDERS, PARTS, files_in, folders_in, has_meshes, listing, meshes_in
@@ -20,7 +19,7 @@ from diffnet.data.labeled import DataError, counted
 from diffnet.data.numbers import check_vertex_numbers
 from diffnet.data.options import Base
 from diffnet.data.pairs.files import MAP_FORMATS, IndexFile, pair_lines, read_indices, read_maps
-from diffnet.data.pairs.shapes import MeshPairs, Pair, PairShape, check_whole
+from diffnet.data.pairs.shapes import Ints, MeshPairs, Pair, PairShape, check_whole
 from diffnet.geometry import load_mesh
 from diffnet.geometry.mesh.mesh import mesh_stem
 
@@ -28,8 +27,6 @@ RULES = ("all", "within", "across")
 PLACES = ("corres", "maps", "points")  # folders of correspondences, beside those of the meshes
 BETWEEN = "cross_category_corres"  # the folder of those between classes, in one of them or beside it
 _NAMED = ("pairs.txt", "train.txt", "test.txt", "readme.txt", "license.txt")
-
-Ints: TypeAlias = NDArray[np.int64]
 
 
 def load_pairs(

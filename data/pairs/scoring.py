@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from diffnet.data.labeled import DataError
-from diffnet.data.pairs.shapes import MeshPairs, PairShape, Truth
+from diffnet.data.pairs.shapes import Ints, MeshPairs, PairShape, Truth
 from diffnet.geometry import Mesh, Prediction, geodesic_errors_of_all, mean_error
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.geometry.mesh.objects import on_host
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FLIP_SAMPLE = 100  # correspondences that decide whether a map exchanges left and right
 
@@ -109,7 +108,7 @@ def _errors(predictions: Sequence[Prediction], **how: Any) -> list[Floats]:
     ]
 
 
-def _map(first: PairShape, vertices: ArrayLike) -> NDArray[np.int64]:
+def _map(first: PairShape, vertices: ArrayLike) -> Ints:
     array = np.asarray(on_host(vertices))
     if array.shape != (len(first.mesh.verts),) or array.dtype.kind not in "iu":
         raise ValueError(
@@ -126,12 +125,12 @@ def _truth_of(data: MeshPairs, first: PairShape, second: PairShape) -> Truth:
     return truth
 
 
-def _sample(predicted: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sample(predicted: Ints) -> Ints:
     """Some places of predictions that are there."""
     places = np.flatnonzero(predicted >= 0)
     return places[np.unique(np.linspace(0, len(places) - 1, min(len(places), FLIP_SAMPLE)).astype(np.int64))]
 
 
-def _sample_of(mesh: Mesh, vertices: NDArray[np.int64], labels: NDArray[np.int64]) -> Prediction:
+def _sample_of(mesh: Mesh, vertices: Ints, labels: Ints) -> Prediction:
     numbers = _sample(vertices)
     return Prediction(mesh, vertices[numbers], labels[numbers])

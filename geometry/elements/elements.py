@@ -39,10 +39,8 @@ def element_areas(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> NDAr
     [1.0, 1.0, 1.0]
     """
     areas = face_areas(mesh)
-    if at == "faces" and not per_polygon:
-        return areas
     if at == "faces":
-        return np.bincount(mesh.polygons, areas, mesh.polygon_count).astype(np.float64)
+        return np.bincount(mesh.polygons, areas, mesh.polygon_count).astype(np.float64) if per_polygon else areas
     count = len(mesh.verts) if at == "vertices" else len(mesh_edges(mesh.faces))
     parts = mesh.faces if at == "vertices" else edges_of_faces(mesh.faces)
     shares = np.bincount(parts.reshape(-1), np.repeat(areas / 3, 3), minlength=count)

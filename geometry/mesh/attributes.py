@@ -41,8 +41,7 @@ def properties_of(mesh: Mesh) -> Attributes:
 def _read(path: Path, change: Callable[[Attributes], Attributes] = lambda attributes: attributes) -> Attributes:
     suffix, data = read_content(path)
     try:
-        read = READERS[suffix].attributes
-        return Attributes() if read is None else change(read(data))
+        return change(READERS[suffix].attributes(data))
     except ValueError as e:
         raise MeshError(f"{path}: the file can't be read: {e}") from e
 

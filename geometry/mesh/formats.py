@@ -448,12 +448,12 @@ class Reader(NamedTuple):
     """How files of a format are read, from their content.
 
     mesh: the vertices, polygons and perhaps normals, see `Content`
-    attributes: the properties, and colors that are no properties; None if files of the format have none
+    attributes: the properties, and colors that are no properties. By default there are none.
     properties: whether they can have other properties than colors
     """
 
     mesh: Callable[[bytes], tuple[Any, ...]]
-    attributes: Callable[[bytes], Attributes] | None = None
+    attributes: Callable[[bytes], Attributes] = lambda data: Attributes()
     properties: bool = False
 
 

@@ -26,7 +26,6 @@ from diffnet.geometry.store.cache import check_arrays, read_entry
 from diffnet.geometry.store.codec import Arrays
 
 MATRICES = ("laplacian", "gradient")
-PATTERN = ("indptr", "indices")
 Array = NDArray[np.float64]
 ROWS_TOGETHER = 8  # as in ops/sparse/pattern.py, which needs PyTorch
 # NumPy has no bfloat16, so entries hold its bits.
@@ -226,7 +225,7 @@ def _frames(tangents_and_normals: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _half(name: str, arrays: Arrays) -> Arrays:
-    indptr, indices = (arrays[f"{name}_{part}"] for part in PATTERN)
+    indptr, indices = (arrays[f"{name}_{part}"] for part in ("indptr", "indices"))
     order = arrays["row_order"]
     places = np.argsort(order).astype(np.int32) if len(order) else None
     numbers = np.arange(len(indices), dtype=np.int32)
