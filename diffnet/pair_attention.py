@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffnet.geometry import Operators
 
-# Without cuDNN, which plans each pair of sizes anew in about 0.1 s. The meshes of each pair have other sizes.
+# Without cuDNN, which plans each pair of sizes anew. With it, a step on pairs of bodies took about a second, not 0.04.
 _BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
