@@ -37,7 +37,7 @@ _MLP_NORMS: dict[MLPNorm, Callable[[int], nn.Module | None]] = {
 }
 
 # The names that the original implementation gives arguments of blocks and networks.
-OTHER_NAMES = {
+ORIGINAL_NAMES = {
     "mlp_hidden_dims": "mlp_hidden",
     "with_gradient_features": "gradient_features",
     "with_gradient_rotations": "gradient_rotation",
@@ -110,7 +110,7 @@ class DiffusionNetBlock(nn.Module):
     Raises ValueError for an unknown option, TypeError for the names that the original implementation gives arguments.
     """
 
-    @refuses(C_width="channels", **OTHER_NAMES)
+    @refuses(C_width="channels", **ORIGINAL_NAMES)
     @takes(BlockOptions)
     def __init__(self, options: BlockOptions) -> None:
         super().__init__()

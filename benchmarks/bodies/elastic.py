@@ -77,11 +77,11 @@ def _strains(verts: Floats, faces: Ints) -> tuple[sp.csr_array, sp.csr_array]:
     corners = verts[faces]
     x = _unit(corners[:, 1] - corners[:, 0])
     normals = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    doubled = np.linalg.norm(normals, axis=1)
-    y = np.cross(normals / doubled[:, None], x)
+    areas = np.linalg.norm(normals, axis=1) / 2
+    y = np.cross(normals / (2 * areas[:, None]), x)
     opposite = np.roll(corners, -2, 1) - np.roll(corners, -1, 1)
     # The gradient of the hat function of each corner, in the axes x and y of the face.
-    hats = np.cross(normals[:, None] / doubled[:, None, None] ** 2, opposite)
+    hats = np.cross(normals[:, None] / (2 * areas[:, None, None]) ** 2, opposite)
     along = np.stack([np.einsum("fcd,fd->fc", hats, x), np.einsum("fcd,fd->fc", hats, y)], 2)
     rows = np.stack(
         [
@@ -92,7 +92,7 @@ def _strains(verts: Floats, faces: Ints) -> tuple[sp.csr_array, sp.csr_array]:
         1,
     )
     block = np.array([[3.0, 1.0, 0.0], [1.0, 3.0, 0.0], [0.0, 0.0, 4.0]])
-    weights = sp.kron(sp.diags_array(doubled / 2), block, format="csr")
+    weights = sp.kron(sp.diags_array(areas), block, format="csr")
     return _rows_of(rows.reshape(-1, 3, 3), np.repeat(faces, 3, 0), len(verts)), sp.csr_array(weights)
 
 
@@ -109,13 +109,13 @@ def _angles(verts: Floats, faces: Ints) -> tuple[sp.csr_array, sp.csr_array]:
     of_opposite = np.cross(verts[opposite] - verts[i], edge)
     gradients, at_i, at_j, areas = [], np.zeros_like(edge), np.zeros_like(edge), np.zeros(len(edge))
     for apex, normal in ((k, of_k), (opposite, of_opposite)):
-        doubled = (normal**2).sum(1)
-        moved = length * normal / doubled[:, None]  # a unit normal divided by the height
+        squares = (normal**2).sum(1)  # of twice the areas
+        lift = length * normal / squares[:, None]  # a unit normal divided by the height
         foot = (((verts[apex] - verts[i]) * edge).sum(1) / squared)[:, None]  # 0 at i and 1 at j
-        at_i -= (1 - foot) * moved
-        at_j -= foot * moved
-        gradients.append(moved)
-        areas += np.sqrt(doubled) / 2
+        at_i -= (1 - foot) * lift
+        at_j -= foot * lift
+        gradients.append(lift)
+        areas += np.sqrt(squares) / 2
     rows = np.stack([at_i, at_j, *gradients], 1)
     weights = sp.diags_array(2 * squared / (areas / 3), format="csr")
     return _rows_of(rows, np.stack([i, j, k, opposite], 1), len(verts)), sp.csr_array(weights)
@@ -127,8 +127,8 @@ def _inner_edges(faces: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     places = {(a, b): c for a, b, c in sides.tolist()}
     if len(places) != len(sides):
         raise ValueError("the faces aren't those of a manifold with consistent orders")
-    found = [(a, b, c, places[b, a]) for (a, b), c in places.items() if a < b and (b, a) in places]
-    i, j, k, opposite = np.array(found, np.int64).reshape(-1, 4).T
+    edges = [(a, b, c, places[b, a]) for (a, b), c in places.items() if a < b and (b, a) in places]
+    i, j, k, opposite = np.array(edges, np.int64).reshape(-1, 4).T
     return i, j, k, opposite
 
 

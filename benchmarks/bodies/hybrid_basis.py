@@ -37,7 +37,7 @@ from diffnet import DiffusionNet, ops
 from diffnet.benchmarks.bodies.elastic import elastic_functions
 from diffnet.benchmarks.harness.results import write_csv
 from diffnet.data import MeshPairs, PairShape, load_pairs, pair_errors
-from diffnet.geometry import Operators, mean_error, mesh_mean, to_spectral, wks
+from diffnet.geometry import Operators, mean_error, mesh_mean, tangent_frames, to_spectral, wks
 from diffnet.geometry.elements.elements import face_areas
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.inference.predict import input_sample
@@ -80,7 +80,7 @@ def deformed(shape: PairShape, seed: int) -> tuple[PairShape, float]:
     rng, mesh = np.random.default_rng(seed), shape.mesh
     verts = mesh.verts.astype(np.float64)
     height = np.ptp(verts[:, 2])
-    normals = _vertex_normals(verts, mesh.faces)
+    normals = tangent_frames(mesh)[:, 2]
     for center in verts[rng.integers(len(verts), size=BUMPS)]:
         width = rng.uniform(0.06, 0.12) * height
         near = np.exp(-((verts - center) ** 2).sum(1) / (2 * width**2))
@@ -91,15 +91,6 @@ def deformed(shape: PairShape, seed: int) -> tuple[PairShape, float]:
     new = replace(mesh, verts=verts.astype(mesh.verts.dtype))
     change = np.log(face_areas(new) / face_areas(mesh)).std()
     return replace(shape, name=f"{shape.name}_deformed{seed}", mesh=new), float(change)
-
-
-def _vertex_normals(verts: np.ndarray, faces: np.ndarray) -> np.ndarray:
-    corners = verts[faces]
-    of_faces = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    normals = np.zeros_like(verts)
-    for corner in range(3):
-        np.add.at(normals, faces[:, corner], of_faces)
-    return normals / np.linalg.norm(normals, axis=1, keepdims=True)
 
 
 def load_body(shape_and_change: tuple[PairShape, float], cache: Path) -> Body:
@@ -207,12 +198,12 @@ def maps_of(a: Body, b: Body, name: str) -> Iterator[tuple[str, str, np.ndarray]
 def rows_of(kind: str, a: Body, b: Body, data: MeshPairs, cache: Path) -> list[dict[str, Any]]:
     """The rows of the table for one pair."""
     torch.set_num_threads(1)
-    found = [(name, *each) for name in a.features for each in maps_of(a, b, name)]
-    pairs = [(b.shape, a.shape)] * len(found)
-    errors = pair_errors(data, pairs, [matches for *_, matches in found], cache_dir=cache, jobs=1)
+    maps = [(name, *each) for name in a.features for each in maps_of(a, b, name)]
+    pairs = [(b.shape, a.shape)] * len(maps)
+    errors = pair_errors(data, pairs, [matches for *_, matches in maps], cache_dir=cache, jobs=1)
     names = {"pairs": kind, "a": a.shape.name, "b": b.shape.name, "area_change": round(b.area_change, 3)}
     table = []
-    for (name, basis, rule, _), each in zip(found, errors, strict=True):
+    for (name, basis, rule, _), each in zip(maps, errors, strict=True):
         score = round(100 * mean_error(each.errors), 3)
         table.append({**names, "features": name, "basis": basis, "points": rule, "mean_error_x100": score})
     return table
