@@ -19,7 +19,7 @@ from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, value_kind
 from diffnet.pretrained import network_path
 from diffnet.train.console import console
-from diffnet.train.options.panels import NETWORK, of_run
+from diffnet.train.options.panels import of_run
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
@@ -117,14 +117,14 @@ def parameters(
     changes: Mapping[str, Mapping[str, Any]] | None = None,
     **common: Any,
 ) -> list[inspect.Parameter]:
-    """The parameters of a command for the fields of a dataclass that are declared with `about`.
+    """The parameters of a command for the fields of a dataclass that are declared with `option`.
 
     names: of these options; all by default
     defaults: other defaults than those of the dataclass
     changes: further entries by name, which replace those of the field. `default` is a default.
     common: further entries of all
 
-    Each entry of `about` becomes a part of the option. The command line takes decimal numbers of two digits below
+    Each entry of `option` becomes a part of the option. The command line takes decimal numbers of two digits below
     `below`.
     """
     every = declared(options)
@@ -168,7 +168,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
         max=below - 0.01 if most is None and below is not None else most,
         metavar=entries.get("metavar"),
         callback=None if check is None else lambda value: _checked(check, value),
-        rich_help_panel=entries.get("panel", NETWORK),
+        rich_help_panel=entries["panel"],
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default)
 

@@ -84,7 +84,7 @@ class TaskOptions:
     data: that of its option --data
     takes_several: whether --data may be repeated
     sets: the options of `SetOptions` that the command has
-    changes: other explanations and defaults of options of the command, as arguments of `about`
+    changes: other explanations and defaults of options of the command, as arguments of `option`
     own: the shared options, and those that only this task and other tasks with the same class have
     owners: how error messages name the tasks with this class; None for the names of the tasks
     unavailable: options that all tasks have but this one
