@@ -39,11 +39,9 @@ PLACES: tuple[OutputsAt, ...] = get_args(OutputsAt)  # the order of outputs at s
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkOptions(BlockDetails, Architecture):
-    """The arguments of `DiffusionNet`."""
+class NetworkDetails(BlockDetails):
+    """The options of a network that only code can choose."""
 
-    in_channels: int = option(MISSING, "C_in.", least=1, kw_only=False)
-    out_channels: int = option(MISSING, "C_out.", least=1, kw_only=False)
     outputs_at: OutputsAt | tuple[OutputsAt, ...] = option(
         "vertices",
         "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted by "
@@ -63,6 +61,14 @@ class NetworkOptions(BlockDetails, Architecture):
         0, "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.", least=0
     )
     last_activation: Activation | None = option(None, "Applied to the outputs, for example `torch.sigmoid`.")
+
+
+@dataclass(frozen=True)
+class NetworkOptions(NetworkDetails, Architecture):
+    """The arguments of `DiffusionNet`."""
+
+    in_channels: int = option(MISSING, "C_in.", least=1)
+    out_channels: int = option(MISSING, "C_out.", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from numbers import Integral
 from types import NoneType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
@@ -30,7 +30,6 @@ def option(
     below: float | None = None,
     most: float | None = None,
     panel: str | None = None,
-    kw_only: Any = MISSING,
     **more: Any,
 ) -> Any:
     """The field of an option: its default, its explanation, and the range of its values.
@@ -38,12 +37,11 @@ def option(
     default: MISSING if it has none
     most: the largest value. Beside `below`, only the command line refuses more.
     panel: of the help of a command
-    kw_only: see `dataclasses.field`
     more: `check`, a function from a value that may raise OptionError to the one to keep, and what the command line
         needs besides, see `diffnet.train.commands.options`
     """
     metadata = {"help": help, "least": least, "below": below, "most": most, "panel": panel, **more}
-    return field(default=default, kw_only=kw_only, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 NETWORK = "Network"  # the panel of the options below
