@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import os
 import re
 from collections import Counter
@@ -69,16 +68,13 @@ def part_of(files: Sequence[Path], part: str) -> list[Path]:
 
     Raises OptionError, see `part_numbers`.
     """
+    from diffnet.data.samples import balanced_shares  # loads PyTorch
+
     number, count = part_numbers(part)
-    index = number - 1
-    sizes = {file: file.stat().st_size if file.exists() else 0 for file in files}
-    filled = [(0, i) for i in range(min(count, len(files)))]  # a heap of bytes and parts; further parts stay empty
-    members = set[Path]()
-    for file in sorted(files, key=lambda file: (-sizes[file], file.as_posix())):
-        size, i = filled[0]
-        heapq.heapreplace(filled, (size + max(sizes[file], 1), i))
-        if i == index:
-            members.add(file)
+    named = sorted(files, key=Path.as_posix)
+    sizes = [max(file.stat().st_size, 1) if file.exists() else 1 for file in named]
+    shares = balanced_shares(sizes, min(count, len(files)))  # further parts stay empty
+    members = {named[i] for share in shares[number - 1 : number] for i in share}
     return [file for file in files if file in members]
 
 
