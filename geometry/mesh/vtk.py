@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import npz_bytes
 
 Indices: TypeAlias = NDArray[np.int64]
 Content: TypeAlias = dict[str, NDArray[Any]]
@@ -145,10 +146,8 @@ def main(file: str) -> None:
     except ValueError as e:
         _refuse(out, str(e))
     else:
-        answer = io.BytesIO()  # NumPy doesn't write files to a pipe
-        np.savez(answer, **arrays)  # type: ignore[arg-type]  # of the further arguments
         out.write(b"mesh\n")
-        out.write(answer.getbuffer())
+        out.write(npz_bytes(arrays))  # NumPy doesn't write files to a pipe
     out.flush()
     os._exit(0)  # the arrays are written, so a failure when VTK is unloaded doesn't matter
 
