@@ -9,7 +9,7 @@ import numpy as np
 
 from diffnet.geometry.elements.elements import edges_of_faces
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, detached_mesh
 from diffnet.geometry.mesh.polygons import Floats, Ints
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def surface_of(mesh: MeshLike | Surface) -> Surface:
         return mesh
     if is_operators(mesh):
         raise MeshError("operators hold no vertices. Pass the mesh, and frames=operators for tangent vectors")
-    loaded = load_mesh(mesh)
+    loaded = detached_mesh(mesh)
     return Surface(loaded.verts, loaded.faces, loaded if loaded.has_polygons else None)
 
 

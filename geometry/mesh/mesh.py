@@ -18,7 +18,15 @@ from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, parse
 from diffnet.geometry.mesh.gltf import embed_buffers
-from diffnet.geometry.mesh.objects import normals_array, on_host, real_array, source_of, unit_normals, user_normals
+from diffnet.geometry.mesh.objects import (
+    normals_array,
+    on_host,
+    real_array,
+    source_of,
+    unit_normals,
+    user_normals,
+    warn_of_gradients,
+)
 from diffnet.geometry.mesh.orientation import turned_faces
 from diffnet.geometry.mesh.polygons import triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
@@ -163,12 +171,18 @@ def load_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None)
     Raises MeshError for a file that is missing or doesn't parse, an empty mesh, NaN or infinite coordinates,
     coordinates beyond single precision, and an index out of range. A .gz file of more than 2 GiB when unpacked is
     refused, too; the environment variable DIFFNET_MAX_UNPACKED_GIB raises this limit. Reading a text file takes up to
-    about 20 times its size in memory.
+    about 20 times its size in memory. Warns if vertices or normals require a gradient, see `precompute`.
 
     >>> mesh = load_mesh(([[0, 0, 0], [1, 0, 0], [0, 1, 0]], [[0, 1, 2]]))
     >>> mesh.verts.shape, mesh.faces.tolist(), mesh.is_point_cloud
     ((3, 3), [[0, 1, 2]], False)
     """
+    warn_of_gradients(source, stacklevel=3)
+    return detached_mesh(source, cache_dir)
+
+
+def detached_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = None) -> Mesh:
+    """`load_mesh` without its warning."""
     if cache_dir is not None and not isinstance(cache_dir, (str, os.PathLike)):
         raise MeshError(
             f"cache_dir should be a folder or None, got {type(cache_dir).__name__}. Pass vertices and faces as one "

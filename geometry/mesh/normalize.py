@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.errors import MeshError, OptionError
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, load_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, detached_mesh
 from diffnet.geometry.mesh.objects import check_normals_rule, user_normals
 from diffnet.geometry.options import SCALE_RULES, Scale, counts_all
 
@@ -91,7 +91,7 @@ def load_normalized(
     Raises MeshError for a mesh that can't be used, and for a point cloud that should have area 1.
     """
     rule = scale_rule(normalize)
-    mesh = load_mesh(source, cache_dir)
+    mesh = detached_mesh(source, cache_dir)
     if rule is None:
         return mesh
     if str(rule).endswith("area") and mesh.is_point_cloud:

@@ -26,15 +26,17 @@ def on_host(values: Any) -> Any:
 
 
 def warn_of_gradients(*sources: Any, stacklevel: int = 4) -> None:
-    """Warn if meshes, arrays or matrices require a gradient, which operators of `precompute` don't pass on."""
+    """Warn if meshes, arrays or matrices require a gradient, which a `Mesh` and its operators don't pass on."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.is_grad_enabled():
         return
-    attributes = [getattr(source, name, None) for source in sources for name in ("pos", "vertices", "values")]
+    attributes = [getattr(source, name, None) for source in sources for name in ("pos", "vertices", "normal", "values")]
     parts = [part for each in (*sources, *attributes) for part in (each if isinstance(each, tuple) else (each,))]
     if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
-        text = "a tensor requires a gradient, which the operators don't pass on. assemble of diffnet.geometry does; "
-        warnings.warn(f"{text}write .detach() if none is needed", stacklevel=stacklevel)
+        text = (
+            "a tensor requires a gradient, which a mesh and its operators don't pass on. assemble of diffnet.geometry "
+        )
+        warnings.warn(f"{text}does; write .detach() if none is needed", stacklevel=stacklevel)
 
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:

@@ -125,7 +125,7 @@ def test_normalized_positions(sphere: trimesh.Trimesh, tmp_path: Path) -> None:
     ],
 )
 def test_unusable_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: Any, message: str) -> None:
-    monkeypatch.setattr("diffnet.geometry.mesh.normalize.load_mesh", None)  # the device is checked before
+    monkeypatch.setattr("diffnet.geometry.mesh.normalize.detached_mesh", None)  # the device is checked before
     refused(OptionError, message, precompute, "a.off", k=4, cache_dir=tmp_path, device=device)
     refused(OptionError, message, precompute_all, ["a.off"], 4, cache_dir=tmp_path, device=device, jobs=1)
 
@@ -614,6 +614,11 @@ MOVING = VERTS.float().requires_grad_()
         (lambda: precompute(VERTS, FACES, k=2, normals=1 + MOVING), True),
         (lambda: precompute_all([(VERTS, FACES), (2 * MOVING, FACES)], 2, jobs=1), True),
         (lambda: Operators.from_parts(mass=torch.ones(4), laplacian=torch.zeros(4, 4), verts=MOVING, k=2), True),
+        (lambda: load_mesh((MOVING, FACES)), True),
+        (lambda: load_mesh(MOVING), True),
+        (lambda: load_mesh(SimpleNamespace(pos=VERTS, face=FACES.T, normal=1 + MOVING)), True),
+        (lambda: load_mesh((MOVING.detach(), FACES)), False),
+        (lambda: torch.no_grad()(load_mesh)((MOVING, FACES)), False),
         (lambda: precompute(MOVING.detach(), FACES, k=2), False),
         (lambda: torch.no_grad()(precompute)(MOVING, FACES, k=2), False),
     ],
