@@ -13,13 +13,40 @@ import numpy as np
 import torch
 import trimesh
 
-from diffnet.data import LabeledMesh, LabeledMeshes
+from diffnet.data import LabeledMesh, LabeledMeshes, Sample
+from diffnet.data.prepared import PreparedSamples
+from diffnet.data.stored import SampleFacts
 from diffnet.geometry import make_mesh, mesh_edges
 from diffnet.train.checkpoint import build_model
 from diffnet.train.options import TrainOptions
 from diffnet.train.steps.step import make_optimizer
 
 TINY = ("--k", 8, "--width", 8, "--blocks", 1, "--epochs", 1, "--jobs", 1, "--device", "cpu")
+
+
+class InMemory(PreparedSamples):
+    """Samples of plain meshes that are in memory, for `DeviceSamples`."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples, self.whole = samples, set()
+        self.facts = []
+        for sample in samples:
+            o, entries = sample.operators, sample.operators.gradient.pattern.nnz
+            counts = o.num_vertices, len(o.faces), len(o.edges)
+            self.facts.append(SampleFacts(sample.names[0], "", "", *counts, entries))
+
+    @property
+    def k(self) -> int:
+        return self.samples[0].operators.k
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> Sample:
+        return self.samples[i]
+
+    def pinned(self, i: int) -> Sample:
+        return self.samples[i].pin_memory()
 
 
 def ball(seed: int, subdivisions: int = 1) -> trimesh.Trimesh:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, size_of
+from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes
 from diffnet.data import Sample
 from diffnet.data.prepared import PreparedSamples
 from diffnet.data.samples import PinnedSample
@@ -73,33 +73,30 @@ class DeviceSamples(ReadAhead[Sample]):
     The first samples that fit into a share of the GPU's free memory, or on the CPU into `memory`, stay there. The
     others are moved every time. Both are treated alike, so runs are equal bit by bit, whatever fits.
 
-    samples: in memory, or `PreparedSamples`, which are read
     basis_dtype: dtype to which a GPU rounds the basis, once here instead of in every step
     memory: GiB of the host for samples that are read
     """
 
     def __init__(
         self,
-        samples: Sequence[Sample],
+        samples: PreparedSamples,
         device: torch.device,
         basis_dtype: torch.dtype = torch.float32,
         memory: float = MEMORY,
         gpu_share: float = 0.5,
     ) -> None:
         self._samples, self._device, self._dtype, self._numbers = samples, device, basis_dtype, np.arange(len(samples))
-        in_memory, most = not isinstance(samples, PreparedSamples), int(memory * 2**30)
-        self._counts = np.asarray(counts_of(samples), np.int64)
-        k = samples.k if isinstance(samples, PreparedSamples) else samples[0].operators.k if len(samples) else 0
-        self._bytes = (4 * k + REST) * self._counts  # of each sample on the host
+        self._counts, most = samples.vertex_counts, int(memory * 2**30)
+        self._bytes = (4 * samples.k + REST) * self._counts  # of each sample on the host
         if device.type == "cuda":
             # The basis and its two gradients in float32. Everything else is small.
             free = int(gpu_share * torch.cuda.mem_get_info(device)[0])
-            self._stays = first_that_fit(12 * k * self._counts, free)
+            self._stays = first_that_fit(12 * samples.k * self._counts, free)
             # Half of the memory keeps samples that wait for the GPU, and half is for reading ahead. PyTorch rounds
             # pinned memory up to powers of two.
             self._pinned = first_that_fit(np.where(self._stays, 2**62, 2 * self._bytes), most // 2)
         else:
-            self._stays = np.full(len(samples), True) if in_memory else first_that_fit(self._bytes, most)
+            self._stays = first_that_fit(self._bytes, most)
             self._pinned = np.full(len(samples), False)
         self._most_ahead = most // 4
         self._residents: dict[int, Sample] = {}
@@ -147,8 +144,7 @@ class DeviceSamples(ReadAhead[Sample]):
             for number in self._numbers[np.asarray(numbers, np.int64)].tolist():
                 if not any(number in group for group in (self._residents, self._waiting, self._reading)):
                     # The bytes of whole samples are copied without further work.
-                    is_whole = isinstance(self._samples, PreparedSamples) and number in self._samples.whole
-                    threads = self._copiers if is_whole else self._readers
+                    threads = self._copiers if number in self._samples.whole else self._readers
                     self._reading[number] = threads.submit(self._read, number)
 
     @property
@@ -164,11 +160,7 @@ class DeviceSamples(ReadAhead[Sample]):
             self._reading.clear()
 
     def sizes(self) -> MeshSizes:
-        source = self._samples
-        if not isinstance(source, PreparedSamples):
-            k = self[0].operators.k
-            return MeshSizes(lambda counted: [size_of(sample.operators, counted) for sample in self], k)
-        facts = [source.facts[i] for i in self._numbers.tolist()]
+        facts = [self._samples.facts[i] for i in self._numbers.tolist()]
 
         def counted(names: Iterable[str]) -> list[BatchSize]:
             # Edges are not always counted. There are at most three for each face.
@@ -181,20 +173,16 @@ class DeviceSamples(ReadAhead[Sample]):
                 for f, entry in zip(facts, every, strict=True)
             ]
 
-        return MeshSizes(counted, source.k)
+        return MeshSizes(counted, self._samples.k)
 
     def _read(self, number: int) -> Sample | PinnedSample:
         """The sample on the CPU, for a GPU in pinned memory."""
         waiting = self._waiting.get(number)
         if waiting is not None:
             return waiting
-        if isinstance(self._samples, PreparedSamples) and self._device.type == "cuda":
-            sample = self._samples.pinned(number)  # PyTorch reuses the memory of earlier samples
-        else:
-            sample = self._samples[number]
-            if self._device.type != "cuda" or sample.operators.device.type != "cpu":
-                return sample
-            sample = sample.pin_memory()
+        if self._device.type != "cuda":
+            return self._samples[number]  # type: ignore[no-any-return]
+        sample = self._samples.pinned(number)  # PyTorch reuses the memory of earlier samples
         if self._pinned[number]:
             self._waiting[number] = sample
         return sample

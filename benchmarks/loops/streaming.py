@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diffnet.benchmarks.harness.registry import Case, Options, Run, Unavailable, benchmark
 from diffnet.data import LabeledMesh, LabeledMeshes, MeshBatches, Sample, index_dataset
+from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import load_mesh
 from diffnet.train.batches import packed
 from diffnet.train.checkpoint import build_model
@@ -75,7 +76,7 @@ def _generated(largest: int) -> list[LabeledMesh]:
 
 
 def _train(
-    samples: Sequence[Sample],
+    samples: PreparedSamples,
     chosen: TrainOptions,
     batch: int,
     data: LabeledMeshes,

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise, product, zip_longest
 from pathlib import Path
@@ -61,7 +62,6 @@ from diffnet.train.loop import RunData, train
 from diffnet.train.metrics import score_text
 from diffnet.train.options import TrainOptions
 from diffnet.train.preprocessing import fill_cache_with_bar
-from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import surroundings
 from diffnet.train.tasks.task import task_named
 
@@ -273,7 +273,10 @@ def _variants(name: str, options: Preprocessing, wanted: Variants, basis: torch.
 
 
 def _in_memory(items: Sequence[LabeledMesh], options: Preprocessing, basis: torch.dtype) -> list[Sample]:
-    return list(DeviceSamples([make_sample(item, options, _Worker.cache) for item in items], _Worker.device, basis))
+    samples = [make_sample(item, options, _Worker.cache).to(_Worker.device) for item in items]
+    if _Worker.device.type == "cpu":
+        return samples
+    return [replace(s, operators=s.operators.with_gradient_evecs().with_basis_dtype(basis)) for s in samples]
 
 
 if __name__ == "__main__":

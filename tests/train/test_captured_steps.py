@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from graph_emulator import EmulatedGraph
-from runs import ball
+from runs import InMemory, ball
 from shapes import spheres
 
 from diffnet import DiffusionNet
@@ -45,7 +45,7 @@ def prepared(data: LabeledMeshes, options: TrainOptions, device: torch.device = 
     samples = [make_sample(item, options.preprocessing) for item in data.train]
     if device == CPU:
         return [replace(s, operators=s.operators.with_gradient_evecs()) for s in samples]
-    return DeviceSamples(samples, device, matmul_dtype(options.precision, device))
+    return DeviceSamples(InMemory(samples), device, matmul_dtype(options.precision, device))
 
 
 def chosen(**given: Any) -> TrainOptions:

@@ -18,6 +18,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from runs import InMemory
 from shapes import spheres
 
 from diffnet.data import LabeledMeshes, LabelsAt, Sample, make_sample
@@ -46,7 +47,7 @@ def ellipsoids(at: LabelsAt) -> Labeled:
 
 def train_once(labeled: Labeled, out: Path, device: torch.device, **given: Any) -> Checkpoint:
     data, samples = labeled
-    kept = DeviceSamples(samples, device, matmul_dtype(OPTIONS.precision, device))
+    kept = DeviceSamples(InMemory(samples), device, matmul_dtype(OPTIONS.precision, device))
     return train(RunData(TASK, data, kept, kept[:1]), OPTIONS, out, device=device, **given)
 
 

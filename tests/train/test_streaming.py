@@ -18,7 +18,7 @@ import torch
 import trimesh
 from operator_checks import assert_same, tiny_operators
 from rich.console import Console
-from runs import ball, write_ball
+from runs import InMemory, ball, write_ball
 from shapes import arrays, ellipsoid, soup
 
 from diffnet.cuda_graphs.sizes import sizes_of
@@ -362,7 +362,7 @@ def numbered(count: int) -> DeviceSamples:
     """Samples that are never kept, with a list of what was read."""
     operators = tiny_operators()[0]
     samples = [Sample((str(i),), torch.zeros(1, 3), torch.zeros(1), operators) for i in range(count)]
-    found = DeviceSamples(samples, CPU)
+    found = DeviceSamples(InMemory(samples), CPU)
     found._stays[:] = False  # as if they didn't fit
     return found
 

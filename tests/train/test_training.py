@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from refusals import refused
 from rich.console import Console
-from runs import labeled_balls, table_of
+from runs import InMemory, labeled_balls, table_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from diffnet import WeightAverage
@@ -608,7 +608,7 @@ def test_runs_do_not_overwrite_each_other(data: LabeledMeshes, tmp_path: Path) -
 def test_backend_decides_the_kernels(data: LabeledMeshes, tmp_path: Path, backend: str, fused: bool) -> None:
     device = torch.device("cuda")
     chosen = options(backend=backend, precision="bf16", epochs=1)
-    samples = DeviceSamples(samples_of(data.train, chosen), device)
+    samples = DeviceSamples(InMemory(samples_of(data.train, chosen)), device)
     _ = [samples[i] for i in range(len(samples))]  # moved to the GPU, where a kernel computes gradients of the basis
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         train(RunData(TASK, data, samples, samples), chosen, tmp_path, device=device)
