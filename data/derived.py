@@ -18,6 +18,7 @@ from diffnet.data.arrays import own_arrays
 from diffnet.data.labeled import LabeledMesh, TargetsAt
 from diffnet.data.options import Variants
 from diffnet.data.places import changed_rows, row_numbers, rows_at
+from diffnet.data.shards.records import labeled_mesh, mesh_arrays
 from diffnet.data.stored import StoredMeshes, remembered
 from diffnet.geometry import (
     ElementsAt,
@@ -95,7 +96,7 @@ def derived(
     errors of `make`.
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
-    rows = remembered(work, items, "derived", *about, **{"is_long": True, **how})
+    rows = remembered(work, items, "derived 2", *about, **{"is_long": True, **how})
     flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
     entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
     return DerivedMeshes(
@@ -124,29 +125,20 @@ def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[t
 
 
 def _content(item: LabeledMesh) -> Arrays:
-    arrays = {f"array {name}": np.asarray(x) for name, x in item.arrays.items()}
-    arrays |= {"conditions": item.conditions} if len(item.conditions) else {}
-    return {"verts": item.mesh.verts, "faces": item.mesh.faces, "labels": np.asarray(item.labels), **arrays}
+    return mesh_arrays(item, item.arrays) | ({"conditions": item.conditions} if len(item.conditions) else {})
 
 
 def _as_arrays(pair: Made) -> Arrays:
     item, back = pair
     arrays = _content(item) | {"name": np.frombuffer(item.name.encode(errors="surrogatepass"), np.uint8)}
-    arrays |= {} if item.mesh.normals is None else {"normals": item.mesh.normals}
-    arrays |= {} if item.accepted is None else {"accepted": item.accepted.astype(np.uint8)}
-    arrays |= {} if back is None else {"elements": back[0], "weights": back[1]}
-    return {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+    named = {} if back is None else {"elements": back[0], "weights": back[1]}
+    return arrays | {name: np.ascontiguousarray(x) for name, x in named.items()}
 
 
 def _from_arrays(arrays: Arrays) -> Made:
-    name = arrays["name"].tobytes().decode(errors="surrogatepass")
-    faces = arrays["faces"]
-    mesh = Mesh(arrays["verts"], faces, np.arange(len(faces)), len(faces), name, arrays.get("normals"))
-    features = {key.removeprefix("array "): x for key, x in arrays.items() if key.startswith("array ")}
-    accepted = arrays["accepted"].astype(bool) if "accepted" in arrays else None
+    item = labeled_mesh(arrays, arrays["name"].tobytes().decode(errors="surrogatepass"), "vertices")
     back = (arrays["elements"], arrays["weights"]) if "weights" in arrays else None
-    conditions = arrays.get("conditions", np.zeros(0))
-    return LabeledMesh(name, mesh, arrays["labels"], features, accepted, conditions=conditions), back
+    return replace(item, conditions=arrays.get("conditions", item.conditions)), back
 
 
 def interpolation_weights(target: Mesh, source: Mesh, at: TargetsAt) -> Weights:

@@ -12,6 +12,7 @@ import torch
 import trimesh
 from command import output
 from plyfile import PlyData
+from rich.console import Console
 from runs import results_of
 
 from diffnet import DiffusionNet
@@ -19,6 +20,7 @@ from diffnet.data import (
     UNLABELED,
     Interpolation,
     LabeledMesh,
+    LabeledMeshes,
     Preprocessing,
     collate_samples,
     decimated,
@@ -31,6 +33,8 @@ from diffnet.data.places import rows_at
 from diffnet.data.stored import computed
 from diffnet.geometry import decimate, element_points, load_mesh
 from diffnet.train.inference.predict import predict_labels
+from diffnet.train.options import TrainOptions
+from diffnet.train.run import run_training
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -128,6 +132,20 @@ def test_processes_decimate(tmp_path: Path) -> None:
     (item, back), (expected, weights) = found[2], work(items[2])
     np.testing.assert_array_equal(item.mesh.verts, expected.mesh.verts)
     np.testing.assert_array_equal(back[0], weights[0])
+
+
+def test_a_mesh_with_few_polygons_keeps_them_beside_a_decimated_one(tmp_path: Path) -> None:
+    items = []
+    for side in (4, 12):
+        number = np.arange(side * side).reshape(side, side)
+        corners = [number[:-1, :-1], number[1:, :-1], number[1:, 1:], number[:-1, 1:]]
+        verts = np.stack([number // side, number % side, 0 * number], -1).reshape(-1, 3)
+        mesh = load_mesh((verts, np.stack(corners, -1).reshape(-1, 4)))
+        items.append(LabeledMesh(f"grid of {side}", mesh, mesh.polygons % 2))
+    options = TrainOptions(features="xyz", k=4, width=8, blocks=1, epochs=1, max_faces=100)
+    how = {"device": torch.device("cpu"), "cache_dir": tmp_path / "cache", "jobs": 1, "console": Console(quiet=True)}
+    results = run_training(LabeledMeshes(items, items, ["a", "b"], "faces"), options, tmp_path / "run", **how)
+    assert sum(row["count"] for row in results["classes"]) == 9 + 121
 
 
 def test_a_run_on_decimated_meshes(tmp_path: Path) -> None:
