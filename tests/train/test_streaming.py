@@ -160,8 +160,8 @@ def test_a_second_run_reads_no_mesh_before_training(tmp_path: Path, monkeypatch:
     first = run(loaded(tmp_path, "labels"), tmp_path / "first", **given)
     expected = run(loaded(tmp_path, "labels"), tmp_path / "second", **given)
     noted = Mock(side_effect=load_mesh)
-    for module in ("data.folders.index", "geometry.mesh.normalize"):
-        monkeypatch.setattr(f"diffnet.{module}.load_mesh", noted)
+    for name in ("data.folders.index.load_mesh", "geometry.mesh.normalize.detached_mesh"):
+        monkeypatch.setattr(f"diffnet.{name}", noted)
     third = run(loaded(tmp_path, "labels"), tmp_path / "third", **given)
     # Statistics look at the first mesh, and the report at the test meshes, after training.
     assert {Path(call.args[0]).stem for call in noted.call_args_list} == {"m0", "m4", "m5"}
