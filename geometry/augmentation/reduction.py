@@ -16,8 +16,8 @@ from scipy.sparse.csgraph import dijkstra
 from diffnet.geometry.discretize.coincident import components, joined_vertices
 from diffnet.geometry.elements.elements import element_points, face_areas
 from diffnet.geometry.errors import MeshError
-from diffnet.geometry.mesh.mesh import Mesh, make_mesh, mesh_edges
-from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, read_entry, write_entry
+from diffnet.geometry.mesh.mesh import Mesh, make_mesh, mesh_edges, store_mesh, stored_mesh
+from diffnet.geometry.store.cache import cache_key, entry_path
 
 _LOCK = Lock()  # the library keeps its mesh in global variables
 
@@ -50,13 +50,12 @@ def decimate(mesh: Mesh, max_faces: int, cache_dir: str | os.PathLike[str] | Non
     if cache_dir is None:
         return _decimated(mesh, max_faces)
     library = version("fast-simplification")
-    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, max_faces=max_faces, library=library)
-    path = entry_path(cache_dir, key, "decimated")
-    stored = read_entry(path, _check_stored)
-    if stored is not None:
-        return make_mesh(stored["verts"], stored["faces"], name=mesh.name)
-    small = _decimated(mesh, max_faces)
-    write_entry(path, {"verts": small.verts, "faces": small.faces})
+    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, max_faces=max_faces, library=library, stored=2)
+    entry = entry_path(cache_dir, key, "decimated")
+    small = stored_mesh(entry, mesh.name)
+    if small is None:
+        small = _decimated(mesh, max_faces)
+        store_mesh(entry, small)
     return small
 
 
@@ -72,15 +71,6 @@ def _decimated(mesh: Mesh, max_faces: int) -> Mesh:
     if not len(faces):
         raise MeshError(f"{mesh.name}: decimation to {max_faces} faces leaves none; allow more")
     return make_mesh(verts, faces.astype(np.int64), name=mesh.name)
-
-
-def _check_stored(arrays: Arrays) -> None:
-    """Raises ValueError for arrays of a cache entry that can't be a mesh."""
-    verts, faces = arrays["verts"], arrays["faces"]
-    if verts.shape != (len(verts), 3) or faces.shape != (len(faces), 3) or not len(faces):
-        raise ValueError("it holds other arrays than it should")
-    if not np.isfinite(verts).all() or faces.min() < 0 or faces.max() >= len(verts):
-        raise ValueError("it holds values that can't be a mesh")
 
 
 class MeshPart(NamedTuple):

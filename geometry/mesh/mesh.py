@@ -321,7 +321,7 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     """`load_mesh` of a file, and the entry that holds the parsed file, unless it can't be written."""
     name = str(path)
     earlier = parsed_entry(path, cache_dir)
-    if earlier is not None and (mesh := parsed_mesh(earlier, name)) is not None:
+    if earlier is not None and (mesh := stored_mesh(earlier, name, name)) is not None:
         return mesh, earlier
     state = settled_state(path)
     suffix, data = read_content(path)
@@ -329,11 +329,12 @@ def load_parsed(path: Path, cache_dir: str | os.PathLike[str]) -> tuple[Mesh, Pa
     if state is not None and state == settled_state(path):
         _keys[name, state] = key
     entry = entry_path(cache_dir, key, "mesh")
-    mesh = parsed_mesh(entry, name) if entry != earlier else None  # the known one was just found missing or damaged
+    # The known one was just found missing or damaged.
+    mesh = stored_mesh(entry, name, name) if entry != earlier else None
     if mesh is None:
         mesh = replace(_parse(data, suffix, name), path=name)
-        write_entry(entry, _as_arrays(mesh))
-        mesh = parsed_mesh(entry, name) or mesh  # mapped files don't count as memory of a process
+        store_mesh(entry, mesh)
+        mesh = stored_mesh(entry, name, name) or mesh  # mapped files don't count as memory of a process
     return mesh, entry
 
 
@@ -343,10 +344,22 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
     return None if key is None else entry_path(cache_dir, key, "mesh")
 
 
-def parsed_mesh(entry: Path, name: str) -> Mesh | None:
-    """The mesh of a file from its entry. None as in `read_entry`."""
-    stored = read_entry(entry, _check_stored)
-    return None if stored is None else _from_arrays(stored, name)
+def stored_mesh(entry: Path, name: str, path: str | None = None) -> Mesh | None:
+    """The mesh of a cache entry of `store_mesh`. None as in `read_entry`. path: the file that it was read from"""
+    arrays = read_entry(entry, _check_stored)
+    if arrays is None:
+        return None
+    verts, faces, polygons, count = map(arrays.__getitem__, _STORED)
+    more = map(arrays.get, ("sizes", "corners"))
+    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), path, *more)
+
+
+def store_mesh(entry: Path, mesh: Mesh) -> None:
+    """Write a mesh to a cache entry."""
+    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
+    more = {name: x for name in ("normals", "sizes", "corners") if (x := getattr(mesh, name)) is not None}
+    named = [*zip(_STORED, arrays, strict=True), *more.items()]
+    write_entry(entry, {name: np.ascontiguousarray(x) for name, x in named})
 
 
 def read_content(path: Path) -> tuple[str, bytes]:
@@ -398,18 +411,6 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     if len(bad):  # in a polygon without triangles
         raise MeshError(f"{name}: a polygon has vertex {corners[bad[0]]}, but indices run from 0 to {len(verts) - 1}")
     return replace(mesh, sizes=sizes, corners=corners)
-
-
-def _as_arrays(mesh: Mesh) -> Arrays:
-    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    more = {name: x for name in ("normals", "sizes", "corners") if (x := getattr(mesh, name)) is not None}
-    return {name: np.ascontiguousarray(x) for name, x in [*zip(_STORED, arrays, strict=True), *more.items()]}
-
-
-def _from_arrays(arrays: Arrays, name: str) -> Mesh:
-    verts, faces, polygons, count = (arrays[name] for name in _STORED)
-    more = (arrays.get(name) for name in ("sizes", "corners"))
-    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), name, *more)
 
 
 def _check_stored(arrays: Arrays) -> None:

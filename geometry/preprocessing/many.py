@@ -19,7 +19,7 @@ import torch
 
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.errors import MeshError, refuses, some_reasons
-from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, parsed_mesh
+from diffnet.geometry.mesh.mesh import Mesh, MeshLike, check_several, load_parsed, parsed_entry, stored_mesh
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.geometry.mesh.objects import NormalsRule, check_normals_rule, warn_of_gradients
 from diffnet.geometry.operators import Operators
@@ -394,7 +394,7 @@ class Reader(NamedTuple):
         if device.type != "cpu":
             entries = read_again([parsed, self.path])
             return None if entries is None else entries.operators(device)
-        mesh = parsed_mesh(parsed, "")
+        mesh = stored_mesh(parsed, "")
         return None if mesh is None else operators_at(self.path, mesh.faces, len(mesh.verts), self.job.options)
 
     def _read_first(self, device: torch.device) -> Operators:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,7 +32,7 @@ from diffnet.geometry import (
     mesh_edges,
     smooth_boundaries,
 )
-from diffnet.geometry.store import cache
+from diffnet.geometry.mesh.mesh import store_mesh
 
 AT = pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
 BALL = load_mesh(trimesh.creation.icosphere(3))
@@ -139,7 +140,7 @@ def test_the_cache_knows_the_number_of_faces(tmp_path: Path) -> None:
     np.testing.assert_array_equal(first.verts, again.verts)
     np.testing.assert_array_equal(first.faces, again.faces)
     (entry,) = tmp_path.rglob("*.decimated.safetensors")
-    cache.write_entry(entry, {"verts": first.verts, "faces": first.faces + 1000})
+    store_mesh(entry, replace(first, faces=first.faces + 1000))
     with pytest.warns(UserWarning, match="is computed again"):
         np.testing.assert_array_equal(decimate(BALL, 200, tmp_path).faces, first.faces)
 
