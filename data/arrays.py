@@ -26,6 +26,7 @@ from diffnet.data.labeled import DataError, LabeledMesh
 from diffnet.data.numbers import MAX_NUMBER, check_vertex_numbers, read_array
 from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
+from diffnet.geometry.errors import raised_as
 from diffnet.geometry.mesh.cortex import is_cortical, read_mask
 from diffnet.geometry.options import Scale, counts_all
 
@@ -209,10 +210,8 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
     if file is not None:
         check_vertex_numbers(mesh, file)
         if part.is_mask and is_cortical(file):
-            try:
+            with raised_as(DataError, file, ValueError):
                 return read_mask(file, len(mesh.verts)), str(file)
-            except ValueError as e:
-                raise DataError(f"{file}: {e}") from e
         return read_array(file, f" for {part.name}"), str(file)
     for array, at in arrays_in_mesh_file(path, name):
         if at == "vertices":

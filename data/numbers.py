@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import Mesh
+from diffnet.geometry.errors import raised_as
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.cortex import CortexValues, is_cortical, read_values
@@ -270,10 +271,8 @@ def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
 
 def cortex_values(path: Path) -> CortexValues:
     """The values at the vertices of a cortex, see `is_cortical`. Raises DataError."""
-    try:
+    with raised_as(DataError, path, ValueError):
         return read_values(path)
-    except ValueError as e:
-        raise DataError(f"{path}: {e}") from e
 
 
 def text_of(path: Path) -> str:
@@ -302,7 +301,5 @@ def content_of(path: Path) -> bytes:
     data = path.read_bytes()
     if path.suffix.lower() != ".gz":
         return data
-    try:
+    with raised_as(DataError, path, ValueError):
         return decompress(data)
-    except ValueError as e:
-        raise DataError(f"{path}: {e}") from e

@@ -3,7 +3,8 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 MAX_REASONS = 5  # in one error message, and names of what has the same reason
@@ -38,6 +39,15 @@ class MeshError(DiffnetError, ValueError):
 
 class OptionError(DiffnetError, ValueError):
     """An option has a value that is not allowed. The message names the option and the value."""
+
+
+@contextmanager
+def raised_as(kind: type[DiffnetError], place: Any, *caught: type[Exception]) -> Iterator[None]:
+    """Here, errors of the kinds `caught` become errors of another kind. The messages begin with a place."""
+    try:
+        yield
+    except caught as e:
+        raise kind(f"{place}: {e}") from e
 
 
 class ConvergenceError(DiffnetError, RuntimeError):

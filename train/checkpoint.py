@@ -24,7 +24,7 @@ from diffnet.checkpoints.files import (
 )
 from diffnet.checkpoints.training import FORMAT, REMOVED, VECTOR_BLOCKS, metadata_of, options_in, outputs_at_of
 from diffnet.data import Statistics, TargetsAt, check_statistics, check_target_statistics, feature_channels
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.geometry.files import write_atomically
 from diffnet.train.options import TrainOptions
 from diffnet.train.orientation import check_not_aligned
@@ -128,11 +128,9 @@ def _checked_options(path: Path, checkpoint: Checkpoint) -> TrainOptions:
             )
         if not fits(value, hints[name]) or (fits(value, int) and name != "seed" and abs(value) >= MAX_INTEGER):
             raise CheckpointError(f"{path}: option {name} has the value {shown(value)}, which is not allowed")
-    try:
+    with raised_as(CheckpointError, path, OptionError):
         trained = TrainOptions(**options_in({**checkpoint, "options": present}))
         check_not_aligned(options.get("align"), trained.features)
-    except OptionError as e:
-        raise CheckpointError(f"{path}: {e}") from e
     if options.get("stretch"):  # of a correspondence, whose checkpoints are only read to resume the run
         raise CheckpointError(
             f"{path}: stretch is {shown(options['stretch'])}. diffnet 1.0.0 of 2026-11-26 was the last version that "
@@ -175,14 +173,12 @@ def _checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
 
 def _check_all_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions, task: Task[Any, Any]) -> None:
     """Check the statistics of own arrays, and of targets. Checkpoints of older versions have neither."""
-    try:
+    with raised_as(CheckpointError, path, OptionError):
         checkpoint["statistics"] = check_statistics(options.features, checkpoint.get("statistics", {}))
         targets, columns = checkpoint.get("target_statistics"), len(checkpoint["label_names"])
         checkpoint["target_statistics"] = check_target_statistics(targets, columns) if task.standardized else None
         conditions, columns = checkpoint.get("condition_statistics"), len(options.condition_names)
         checkpoint["condition_statistics"] = check_target_statistics(conditions, columns) if columns else None
-    except OptionError as e:
-        raise CheckpointError(f"{path}: {e}") from e
 
 
 def _check_sizes(path: Path, options: TrainOptions, weights: Mapping[str, Tensor]) -> None:

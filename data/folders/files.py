@@ -13,6 +13,7 @@ from diffnet.data.folders.sources import PART_LIST, PROPERTIES, holds_labels
 from diffnet.data.labeled import DataError
 from diffnet.data.numbers import is_label_table
 from diffnet.geometry import FORMATS
+from diffnet.geometry.errors import raised_as
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
 
 MESH_FOLDERS = (".", "off", "meshes")
@@ -176,10 +177,9 @@ def meshes_matching(root: Path, pattern: str) -> list[Path]:
 
     Raises DataError for a pattern that isn't relative, or that no mesh matches.
     """
-    try:
+    place = f"{root}: files should be a pattern such as 'sub-*/surf/lh.pial', got {pattern!r}"
+    with raised_as(DataError, place, ValueError, NotImplementedError):
         files = [path for path in root.glob(pattern) if mesh_suffix(path) in FORMATS and path.is_file()]
-    except (ValueError, NotImplementedError) as e:
-        raise DataError(f"{root}: files should be a pattern such as 'sub-*/surf/lh.pial', got {pattern!r}: {e}") from e
     if not files:
         raise DataError(f"{root}: no mesh ({', '.join(FORMATS)}, also with .gz) matches {pattern!r}")
     return sorted(files, key=lambda path: natural(str(path)))

@@ -20,6 +20,7 @@ from diffnet.checkpoints.files import (
 )
 from diffnet.checkpoints.safetensors_file import is_safetensors, read_network_file
 from diffnet.checkpoints.training import VECTOR_BLOCKS, network_in_checkpoint
+from diffnet.geometry.errors import raised_as
 
 M = TypeVar("M", bound=nn.Module)
 SIZES = ("in_channels", "out_channels", "width", "blocks")
@@ -65,11 +66,9 @@ def restore(build: Callable[..., M], path: FilePath, weights: Mapping[str, Tenso
             f"{path}: the network ends in {activation.get('own')!s:.80}, a function that a file can't hold; pass "
             "last_activation=…, or last_activation=None to leave it out"
         )
-    try:
-        with torch.device("meta"):  # without memory: the weights of the file become those of the network
-            network = build(**options)
-    except (TypeError, ValueError, RuntimeError) as e:
-        raise CheckpointError(f"{path}: {e}") from e
+    # Without memory: the weights of the file become those of the network.
+    with raised_as(CheckpointError, path, TypeError, ValueError, RuntimeError), torch.device("meta"):
+        network = build(**options)
     check_names_and_shapes(path, weights, network.state_dict())
     copies = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in weights.items()}
     network.load_state_dict(copies, assign=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import MeshError, raised_as
 from diffnet.geometry.mesh.formats import READERS, Attributes, color_names, with_colors
 from diffnet.geometry.mesh.mesh import Mesh, mesh_suffix, read_content
 
@@ -40,10 +40,8 @@ def properties_of(mesh: Mesh) -> Attributes:
 
 def _read(path: Path, change: Callable[[Attributes], Attributes] = lambda attributes: attributes) -> Attributes:
     suffix, data = read_content(path)
-    try:
+    with raised_as(MeshError, f"{path}: the file can't be read", ValueError):
         return change(READERS[suffix].attributes(data))
-    except ValueError as e:
-        raise MeshError(f"{path}: the file can't be read: {e}") from e
 
 
 def beside(arrays: Mapping[str, NDArray[Any]], before: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

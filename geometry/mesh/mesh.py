@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import MeshError, raised_as
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, parse
@@ -198,10 +198,8 @@ def detached_mesh(source: MeshLike, cache_dir: str | os.PathLike[str] | None = N
         return replace(_parse(data, suffix, str(path)), path=str(path))
     if isinstance(source, tuple) and len(source) == 2:
         return make_mesh(*source, name="arrays")
-    try:
+    with raised_as(MeshError, f"{type(source).__name__} object", ValueError):
         content = source_of(source)
-    except ValueError as e:
-        raise MeshError(f"{type(source).__name__} object: {e}") from e
     if content is not None:
         mesh = make_mesh(content.verts, content.faces, name=content.name)
         if content.normals is None:
@@ -250,10 +248,8 @@ def make_mesh(
     polygons, polygon_count: see `Mesh`; by default each face is a polygon. Quadrilaterals (F, 4) have no `polygons`.
     normals: (V, 3), finite and not zero, of any length; or None
     """
-    try:
+    with raised_as(MeshError, name, ValueError):
         v = real_array("vertices", verts)
-    except ValueError as e:
-        raise MeshError(f"{name}: {e}") from e
     if v.ndim != 2 or v.shape[1] != 3:
         hint = ". Pass its transpose" if v.ndim == 2 and v.shape[0] == 3 else ""
         raise MeshError(f"{name}: vertices should have shape (V, 3), shape is {v.shape}{hint}")

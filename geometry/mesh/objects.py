@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError, OptionError
+from diffnet.geometry.errors import MeshError, OptionError, raised_as
 
 NormalsRule: TypeAlias = Literal["file", "geometry"]
 NORMALS_RULES: tuple[NormalsRule, ...] = get_args(NormalsRule)
@@ -190,10 +190,8 @@ def user_normals(array: Any, count: int, name: str) -> NDArray[np.float64]:
 
 def normals_array(array: Any, count: int, name: str) -> NDArray[np.float64]:
     """Normals (V, 3) as they are given. For arguments and errors see `user_normals`."""
-    try:
+    with raised_as(MeshError, name, ValueError):
         normals = real_array("normals", array)
-    except ValueError as e:
-        raise MeshError(f"{name}: {e}") from e
     if normals.shape != (count, 3):
         raise MeshError(
             f"{name}: normals should have shape ({count}, 3), one for each vertex, shape is {normals.shape}"

@@ -19,7 +19,7 @@ from diffnet.geometry.discretize.laplacian import laplacian_and_mass
 from diffnet.geometry.discretize.original import SHIFT, Parts, original_parts
 from diffnet.geometry.eigen.problem import Array, Pairs
 from diffnet.geometry.eigen.solve import eigenbasis, shifted_pairs
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import MeshError, raised_as
 from diffnet.geometry.fields import FIELDS
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.options import BasisPrecision, Options, chosen_laplacian
@@ -138,10 +138,8 @@ def optional_arrays(**optional: NDArray[Any] | None) -> Arrays:
 
 def solve(discretization: Discretization, k: int, device: torch.device | str = "cpu") -> Pairs:
     """The k smallest eigenpairs in double precision. Raises MeshError where the solver doesn't converge."""
-    try:
+    with raised_as(MeshError, discretization.name, RuntimeError):
         return eigenbasis(discretization.laplacian, discretization.mass, k, device)
-    except RuntimeError as e:
-        raise MeshError(f"{discretization.name}: {e}") from e
 
 
 def complete(discretization: Discretization, pairs: Pairs, basis: BasisPrecision) -> Arrays:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from diffnet.data.labeled import PlaceAt
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, value_kind
 from diffnet.pretrained import network_path
@@ -96,10 +96,8 @@ def described_input(checkpoint: Path, network: DiffusionNet) -> NetworkInput:
     from diffnet.train.inference.network_input import network_input
     from diffnet.train.tasks.task import MetadataError
 
-    try:
+    with raised_as(MetadataError, checkpoint, MetadataError):
         expected = network_input(network)
-    except MetadataError as e:
-        raise MetadataError(f"{checkpoint}: {e}") from e
     if is_original(checkpoint):
         options = expected.options
         console.print(

@@ -11,7 +11,7 @@ from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError, shown
 from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
 from diffnet.data.labeled import PlaceAt
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
 from diffnet.train.checkpoint import fits
@@ -168,10 +168,8 @@ def load_network(
     network = load_any_network(path, labels_at)
     task = network.metadata.get("task")
     if isinstance(task, str) and task in TASK_OPTIONS:
-        try:
+        with raised_as(CheckpointError, path, OptionError):
             task_named(task).on_meshes()
-        except OptionError as e:
-            raise CheckpointError(f"{path}: {e}") from e
     if label_names is not None:
         if "label_names" in network.metadata:
             raise OptionError(f"{path}: the file has names of its classes; leave out --class-names")

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from diffnet.data.feature_names import FEATURE_CHANNELS, canonical_features, column_names, vector_channels
 from diffnet.data.options import Preprocessing, Variants
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.geometry.options import (
     BasisPrecision,
     JoinRule,
@@ -70,10 +70,8 @@ def weight_entries(option: str, text: str) -> list[tuple[str | None, float]]:
 
 def checked_pattern(text: str) -> str:
     """The regular expression. Raises OptionError for another text."""
-    try:
+    with raised_as(OptionError, f"group_by should be a regular expression, got {text!r}", re.error):
         re.compile(text)
-    except re.error as e:
-        raise OptionError(f"group_by should be a regular expression, got {text!r}: {e}") from e
     return text
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from diffnet.data import UNLABELED, DataError, LabeledMesh, LabeledMeshes, chosen_classes, without_classes
 from diffnet.data.labeled import counted
 from diffnet.data.stored import remembered
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import BALANCED, BY_FREQUENCY
 from diffnet.train.options.shared import weight_entries
@@ -121,10 +121,8 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
 
 
 def _class_names(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    try:
+    with raised_as(OptionError, f"{option} can't be used", DataError):
         return chosen_classes(texts, names)
-    except DataError as e:
-        raise OptionError(f"{option} can't be used: {e}") from e
 
 
 def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
