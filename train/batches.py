@@ -40,7 +40,7 @@ def packed(
             sample = sample.to(device, non_blocking=True)
         return members, sample
 
-    if device.type != "cuda" or _are_there(samples):
+    if device.type != "cuda" or (isinstance(samples, ReadAhead) and samples.is_resident):
         yield from (pack(batch)[1] for batch in batches)
         return
     # On the stream of the training steps, copies would wait for these steps. One thread does all of this: PyTorch gives
@@ -58,13 +58,6 @@ def packed(
         stream.wait_stream(copies)
         yield sample
         steps.append((stream.record_event(), members, sample))
-
-
-def _are_there(samples: Sequence[Sample | PairSample]) -> bool:
-    """Whether all samples are on the GPU."""
-    if isinstance(samples, ReadAhead):
-        return samples.is_resident
-    return all(s.operators.device.type == "cuda" for s in samples)
 
 
 @cache

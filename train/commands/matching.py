@@ -96,6 +96,7 @@ def _match_two(
         from diffnet.train.console import progress_bar
         from diffnet.train.device import pick_device
         from diffnet.train.inference.matching import load_matching_network, match_meshes
+        from diffnet.train.ranks import ALONE
         from diffnet.train.report.transfer import pair_colors
         from diffnet.train.tasks.task import write_views
 
@@ -134,8 +135,7 @@ def _match_two(
     partners = len(set(matches.tolist()) - {-1})
     text = f"{(matches >= 0).sum()} vertices of {b.name} have partners among {partners} vertices of {a.name}"
     console.print(text, soft_wrap=True)
-    for path in outputs:
-        console.print(f"wrote {path}", soft_wrap=True)
+    end(outputs, None, [], ALONE)
 
 
 def _check_functional_map(path: Path | None, network: NetworkInput) -> None:

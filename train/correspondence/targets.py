@@ -88,9 +88,7 @@ class PairSamples(ReadAhead[PairSample]):
 
     @property
     def is_resident(self) -> bool:
-        if isinstance(self.meshes, ReadAhead):
-            return self.meshes.is_resident
-        return len(self.meshes) == 0 or self.meshes[0].operators.device.type != "cpu"
+        return isinstance(self.meshes, ReadAhead) and self.meshes.is_resident
 
     def prefetch(self, numbers: Sequence[int]) -> None:
         if isinstance(self.meshes, ReadAhead):

@@ -18,8 +18,8 @@ from diffnet.cuda_graphs import graphed
 from diffnet.data import (
     UNLABELED,
     Interpolation,
+    LabeledMesh,
     Sample,
-    input_features,
     interpolation_weights,
     original_targets,
     own_arrays,
@@ -29,6 +29,7 @@ from diffnet.data import (
 )
 from diffnet.data.conversion import all_count, counted_elements, length_factors, rows_of_file
 from diffnet.data.places import places_of
+from diffnet.data.samples import sample_of
 from diffnet.geometry import Mesh, MeshError, MeshLike, label_instances, load_mesh, precompute, smooth_boundaries
 from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges
@@ -244,23 +245,21 @@ def input_sample(
         input_mesh, operators = prepare(surface, options, cache_dir)
     else:
         input_mesh, operators = surface, precompute(surface, **asdict(options.decisive), cache_dir=cache_dir)
-    features = input_features(input_mesh, operators, options.features, statistics=statistics, arrays=values)
     at = expected.labels_at
     weights = None if surface is mesh or at == "meshes" else interpolation_weights(mesh, surface, at)
     to_score = Interpolation.to_score(mesh, at, weights)
-    row = _condition_row(expected, conditions)
-    return Sample((mesh.name,), features, torch.zeros(0, dtype=torch.int64), operators, to_score, row)
+    row, unknown = _condition_row(expected, conditions), np.zeros(0, np.int64)
+    item = LabeledMesh(mesh.name, mesh, unknown, values, conditions=row)
+    return sample_of(item, input_mesh, operators, options, statistics, to_score)
 
 
-def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> Tensor | None:
-    """The conditions of a mesh as a network takes them, (1, C), or None for one without conditions."""
+def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> NDArray[Any]:
+    """The conditions (C,) of a mesh as a network takes them."""
     names = expected.options.condition_names
     if set(conditions) != set(names) or not all(map(math.isfinite, conditions.values())):
         got = str(dict(conditions) or "none")
         raise OptionError(
             f"the network takes these conditions of a mesh, as numbers: {', '.join(names) or 'none'}; got {got:.200}"
         )
-    if expected.condition_statistics is None:
-        return None
     values = np.array([conditions[name] for name in names], np.float64)
-    return torch.from_numpy(standardized(values, expected.condition_statistics))[None]
+    return values if expected.condition_statistics is None else standardized(values, expected.condition_statistics)
