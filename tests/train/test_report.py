@@ -4,8 +4,9 @@ import base64
 import html
 import io
 import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,15 @@ from diffnet.train import teeth_scores
 from diffnet.train.metrics import class_mean, class_scores
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
 from diffnet.train.report.charts import confusion_png, curves_png, r2_limits
-from diffnet.train.report.report import Prediction, write_report
+from diffnet.train.report.report import (
+    Chart,
+    Prediction,
+    charts_html,
+    class_table,
+    labels_html,
+    meshes_html,
+    write_page,
+)
 from diffnet.viz.palette import label_colors
 from diffnet.viz.render import png_bytes
 
@@ -146,16 +155,28 @@ def test_limits_of_r2(curves: list[list[float]], limits: tuple[float, float]) ->
     assert r2_limits(curves) == pytest.approx(limits)
 
 
-def page_of(folder: Path, prediction: Prediction, summary: dict[str, str], **given: Any) -> str:
-    """The text of a report."""
-    write_report(folder / "page.html", [prediction], summary, matrix=MATRIX, **given)
+def page_of(
+    folder: Path,
+    prediction: Prediction,
+    summary: dict[str, str],
+    label_names: list[str],
+    charts: Sequence[Chart] = (),
+    title: str = "Predictions",
+) -> str:
+    """The text of a page."""
+    section = partial(labels_html, label_names=label_names, at="vertices")
+    meshes = meshes_html([prediction], section, "vertices")
+    parts = [class_table(MATRIX, label_names, "vertices"), charts_html(charts), meshes]
+    write_page(folder / "page.html", title, summary, parts)
     return (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_page(tmp_path: Path, ball: Prediction) -> None:
     charts = [png_bytes(np.random.default_rng(i).integers(0, 256, (300, 300, 3), np.uint8)) for i in range(2)]
     summary = {"Test accuracy": "78.6 %", "Date": "2025-03-01"}
-    page = page_of(tmp_path, ball, summary, label_names=["left", "right"], confusion=charts[0], curves=charts[1])
+    names = ["Confusion matrix", "Losses and accuracies over the epochs"]
+    figures = [(chart, name, "Chart") for chart, name in zip(charts, names, strict=True)]
+    page = page_of(tmp_path, ball, summary, ["left", "right"], [*figures, (None, "A chart that there isn't", "")])
     assert "<dt>Test accuracy</dt><dd>78.6 %</dd>" in page
     rows = re.findall(rf'<tr><th scope="row"><i[^>]*></i>(.*?)</th>{"<td>(.*?)</td>" * 3}</tr>', page)
     assert rows == [("left", "10", "80.0 %", "72.7 %"), ("right", "4", "75.0 %", "50.0 %")]
@@ -167,7 +188,6 @@ def test_page(tmp_path: Path, ball: Prediction) -> None:
 
     shown = pictures(page)
     np.testing.assert_array_equal(shown["Confusion matrix"], png(charts[0]))
-    names = ["Confusion matrix", "Losses and accuracies over the epochs"]
     assert list(shown) == [*names, "ball: prediction", "ball: truth", "ball: errors"]
     for image in shown.values():
         assert min(image.shape[:2]) >= 300

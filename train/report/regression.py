@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,42 +28,23 @@ MAX_COLUMNS = 12  # in the chart
 MAX_POINTS = 20_000  # of a column in the chart; more are drawn at random
 
 
-def write_values_report(
-    path: str | os.PathLike[str],
-    title: str,
-    summary: Mapping[str, str],
-    results: Mapping[str, Any],
-    rows: Iterable[Prediction],
-    meshes: Sequence[Sequence[Any]],
-    charts: Sequence[bytes | None],
-) -> None:
-    """Write one self-contained HTML page about a trained regression and its predictions.
-
-    summary: entries at the top, in this order
-    results: of `Task.results`, with the scores of columns and of vectors, which may be None
-    rows: the meshes to show. Values at elements are shown as three pictures for each of the first columns of a
-        place: prediction, truth and error. Values of whole meshes are the caption of one picture.
-    meshes: the table of the scores of each mesh, see `mesh_table_html`
-    charts: see `scatter_png` and `curves_png`
-    """
-    entries, at = [*results.get("vectors", ()), *results["columns"]], results["labels_at"]
-    scores, names = score_columns(entries), [str(column["name"]) for column in results["columns"]]
+def column_table(results: Mapping[str, Any]) -> str:
+    """A section with the scores of vectors and of columns, which may be None. results: of `Task.results`"""
+    entries = [*results.get("vectors", ()), *results["columns"]]
+    scores = score_columns(entries)
     table = (
         (html.escape(str(row["name"])), f"{row['count']:,}", *(number(row.get(key)) for key in scores))
         for row in entries
     )
-    captions = ("Predictions against the truth", "Training")
+    return report.table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table)
 
-    def section(row: Prediction) -> str:
-        return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
-    parts = [
-        report.table_html("Columns", "Scores by column", ("Column", "Targets", *scores.values()), table),
-        report.charts_html(zip(charts, captions, captions, strict=True)),
-        report.mesh_table_html(meshes),
-        report.meshes_html(rows, section, at),
-    ]
-    report.write_page(path, title, summary, parts)
+def values_html(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
+    """A mesh as three pictures for each of the first columns of a place: prediction, truth and error.
+
+    Values of whole meshes are the caption of one picture. names: of the columns
+    """
+    return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
 
 
 def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:

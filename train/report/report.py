@@ -42,30 +42,8 @@ class Prediction(NamedTuple):
     truth: Any
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    rows: Iterable[Prediction],
-    summary: Mapping[str, str],
-    *,
-    matrix: Any,
-    label_names: Sequence[str],
-    meshes: Sequence[Sequence[Any]] = (),
-    confusion: bytes | None = None,
-    ranking: bytes | None = None,
-    curves: bytes | None = None,
-    title: str = "Predictions",
-    at: TargetsAt = "vertices",
-) -> None:
-    """Write one self-contained HTML page about a trained model and its predictions.
-
-    rows: the meshes to show, each as three pictures: prediction, truth and errors, or as one if `at` is "meshes"
-    summary: entries at the top, for example {"Test accuracy": "92.1 %", "Date": "2025-03-01"}, in this order
-    matrix: (C, C) integers, the confusion matrix over the test set, for the table of classes; rows are the truth
-    label_names: the names of the classes
-    meshes: the table of the scores of each mesh, see `mesh_table_html`
-    confusion, ranking, curves: charts to show, see `confusion_png`, `ranking_png` and `curves_png`
-    at: the elements with labels
-    """
+def class_table(matrix: Any, label_names: Sequence[str], at: TargetsAt) -> str:
+    """A section with the scores of each class, from a confusion matrix (C, C) whose rows are the truth."""
     scores = class_scores(matrix)
     colors = label_colors(len(scores.iou))
     table = (
@@ -78,21 +56,14 @@ def write_report(
         for c in np.flatnonzero(~np.isnan(scores.iou)).tolist()
     )
     columns = "Class", "Meshes" if at == "meshes" else "Elements", "Accuracy", "IoU"
-    charts: list[Chart] = [
-        (confusion, "Confusion matrix", "Confusions by class"),
-        (ranking, "ROC curves and precision by recall", "Ranking by probability"),
-        (curves, "Losses and accuracies over the epochs", "Training"),
-    ]
-
-    def section(row: Prediction) -> str:
-        return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, cast(LabelsAt, at))
-
-    tables = [table_html("Classes", "Scores by class", columns, table), charts_html(charts), mesh_table_html(meshes)]
-    write_page(path, title, summary, [*tables, meshes_html(rows, section, at)])
+    return table_html("Classes", "Scores by class", columns, table)
 
 
 def write_page(path: str | os.PathLike[str], title: str, summary: Mapping[str, str], parts: Iterable[str]) -> None:
-    """Write a page with entries at the top and these parts."""
+    """Write one self-contained HTML page with these parts.
+
+    summary: entries at the top, for example {"Test accuracy": "92.1 %", "Date": "2025-03-01"}, in this order
+    """
     entries = (f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(str(v))}</dd></div>" for k, v in summary.items() if v)
     body = "\n".join([f'<dl class="summary">{"".join(entries)}</dl>', *parts])
     write_atomically(path, fill_template("diffnet.train.report", "report.html", title=html.escape(title), body=body))
@@ -153,6 +124,11 @@ def small_figure(row: Prediction, color: NDArray[np.uint8], caption: str, note: 
     png = png_bytes(paint(draw(surface, "vertices", SMALL_SIZE), colors))
     name = html.escape(row.name)
     return f"<article>{figure_html(png, f'{row.name}: {caption}', caption, note)}<small>{name}</small></article>"
+
+
+def labels_html(row: Prediction, label_names: Sequence[str], at: TargetsAt) -> str:
+    """A mesh as three pictures, prediction, truth and errors; or as one, if it has one label."""
+    return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, cast(LabelsAt, at))
 
 
 def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:

@@ -224,37 +224,27 @@ class LabelTask(MeshTask):
         """Further entries of results.json."""
         return {}
 
-    @abstractmethod
-    def shown(self, scored: Scored) -> list[int]:
-        """The meshes on the page of predictions."""
-
     def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
         from diffnet.train.report.charts import confusion_png, ranking_png
-        from diffnet.train.report.report import write_report
+        from diffnet.train.report.report import class_table, labels_html
 
-        matrix = self.matrix_of(scored)
-        confusion = confusion_png(matrix, scored.label_names)
+        matrix, names, at = self.matrix_of(scored), scored.label_names, scored.labels_at
+        confusion = confusion_png(matrix, names)
         write_atomically(parts.out / "confusion.png", confusion)
         rankings = self._read(scored)["rankings"]
-        ranking = ranking_png(rankings, scored.label_names) if rankings else None
+        ranking = ranking_png(rankings, names) if rankings else None
         if ranking is not None:
             write_atomically(parts.out / "ranking.png", ranking)
-
+        charts = [
+            (confusion, "Confusion matrix", "Confusions by class"),
+            (ranking, "ROC curves and precision by recall", "Ranking by probability"),
+            (parts.curves, "Losses and accuracies over the epochs", "Training"),
+        ]
         entries = {name[0].upper() + name[1:]: text for name, text in _score_texts(results).items()}
-        write_report(
-            parts.out / "predictions.html",
-            self.reported(scored, self.shown(scored)),
-            {**entries, **parts.summary},
-            matrix=matrix,
-            meshes=[parts.rows[0], *(parts.rows[1 + i] for i in self.worst_first(scored))],
-            ranking=ranking,
-            label_names=scored.label_names,
-            confusion=confusion,
-            curves=parts.curves,
-            at=scored.labels_at,
-            title=f"{self.name.capitalize()} of the {'test' if scores_a_test(results) else 'scored'} meshes",
-        )
+        parts = parts._replace(summary={**entries, **parts.summary})
+        title, section = f"{self.name.capitalize()} of the", partial(labels_html, label_names=names, at=at)
+        self.write_page(scored, results, parts, title, class_table(matrix, names, at), charts, section)
 
     def score(self, tally: Tensor, options: TrainOptions) -> float:
         return LABEL_SCORES[options.score](tally)

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby, repeat
 from pathlib import Path
 from typing import Any, cast
@@ -299,6 +300,9 @@ class Regression(MeshTask):
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
 
+    def shown(self, scored: Scored) -> list[int]:
+        return spread_over(self.worst_first(scored), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
+
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         entries = [*results.get("vectors", ()), *results["columns"]]
         scores = score_columns(entries)
@@ -313,22 +317,16 @@ class Regression(MeshTask):
 
     def write_report(self, scored: Scored, results: dict[str, Any], parts: ReportParts) -> None:
         # Matplotlib takes half a second to import, and training starts without it.
-        from diffnet.train.report.regression import scatter_png, write_values_report
+        from diffnet.train.report.regression import column_table, scatter_png, values_html
 
-        scatter = scatter_png(*_scattered(scored), scored.label_names)
+        names, scatter = scored.label_names, scatter_png(*_scattered(scored), scored.label_names)
         write_atomically(parts.out / "scatter.png", scatter)
-        order = self.worst_first(scored)
-        shown = spread_over(order, SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
-
-        write_values_report(
-            parts.out / "predictions.html",
-            f"Regression on the {'test' if scores_a_test(results) else 'scored'} meshes",
-            {"R²" if len(results["columns"]) == 1 else "Mean R²": number(results["test_r2"]), **parts.summary},
-            results,
-            self.reported(scored, shown),
-            [parts.rows[0], *(parts.rows[1 + i] for i in order)],
-            (scatter, parts.curves),
-        )
+        captions = "Predictions against the truth", "Training"
+        charts = zip((scatter, parts.curves), captions, captions, strict=True)
+        score = {"R²" if len(names) == 1 else "Mean R²": number(results["test_r2"])}
+        parts = parts._replace(summary={**score, **parts.summary})
+        section = partial(values_html, names=names, at=scored.labels_at)
+        self.write_page(scored, results, parts, "Regression on the", column_table(results), charts, section)
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         if at == "meshes" or isinstance(at, tuple):

@@ -45,12 +45,13 @@ from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
+from diffnet.train.metrics import scores_a_test
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
 
 if TYPE_CHECKING:
-    from diffnet.train.report.report import Prediction
+    from diffnet.train.report.report import Chart, Prediction
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
 
@@ -397,6 +398,36 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
     def on_meshes(self) -> MeshTask:
         return self
+
+    @abstractmethod
+    def worst_first(self, scored: Scored) -> list[int]:
+        """The meshes by their scores, the worst first."""
+
+    @abstractmethod
+    def shown(self, scored: Scored) -> list[int]:
+        """The meshes on the page of predictions."""
+
+    def write_page(
+        self,
+        scored: Scored,
+        results: dict[str, Any],
+        parts: ReportParts,
+        title: str,
+        table: str,
+        charts: Iterable[Chart],
+        section: Callable[[Prediction], str],
+    ) -> None:
+        """Write predictions.html.
+
+        title: how it begins. table: the scores of classes or columns. section: the HTML of a mesh
+        """
+        from diffnet.train.report import report  # loads Matplotlib, which takes half a second
+
+        meshes = [parts.rows[0], *(parts.rows[1 + i] for i in self.worst_first(scored))]
+        shown = report.meshes_html(self.reported(scored, self.shown(scored)), section, scored.labels_at)
+        title += " test meshes" if scores_a_test(results) else " scored meshes"
+        sections = [table, report.charts_html(charts), report.mesh_table_html(meshes), shown]
+        report.write_page(parts.out / "predictions.html", title, parts.summary, sections)
 
     def reported_values(self, predictions: Tensor) -> Tensor:
         """What a page shows of the result of `to_score`."""
