@@ -89,7 +89,7 @@ def mesh_arrays(item: LabeledMesh, features: Mapping[str, NDArray[Any]]) -> Arra
     mesh, labels = item.mesh, np.asarray(item.labels)
     arrays: Arrays = {"verts": _exact(mesh.verts), "faces": mesh.faces.astype(np.int32)}
     arrays["labels"] = labels.astype(np.int32) if labels.dtype.kind in "iu" else _exact(labels)
-    if not np.array_equal(mesh.polygons, np.arange(mesh.polygon_count)):
+    if mesh.has_polygons:
         arrays["polygons"] = mesh.polygons.astype(np.int32)
         arrays["polygon_count"] = np.array([mesh.polygon_count], np.int64)
     if mesh.normals is not None:
