@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
-from diffnet.data.stored import StoredMeshes, names_of
+from diffnet.data.stored import names_of
 from diffnet.geometry.files import as_text
 from diffnet.train.metrics import spread_over
 from diffnet.train.options import TrainOptions
@@ -43,17 +43,16 @@ class Classification(LabelTask):
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         """The class of each mesh, the predicted one, and the probabilities of both."""
         names, rows = scored.label_names, [["mesh", "label", "predicted", "p_label", "p_predicted"]]
-        for name, truths, predicted in zip(names_of(scored.meshes), scored.truths(), scored.predictions, strict=True):
-            shares, truth = predicted.reshape(-1).tolist(), int(truths.reshape(-1)[0])
-            best = int(predicted.argmax())
+        truths = np.concatenate(self.read(scored)["truths"]).tolist()
+        for name, truth, predicted in zip(names_of(scored.meshes), truths, scored.predictions, strict=True):
+            shares, best = predicted.reshape(-1).tolist(), int(predicted.argmax())
             label, share = ("", "") if truth < 0 else (names[truth], f"{shares[truth]:.6g}")
             rows.append([as_text(name), label, names[best], share, f"{shares[best]:.6g}"])
         return rows
 
     def shown(self, scored: Scored) -> list[int]:
         """The errors first, then others spread over the test set."""
-        labels = scored.meshes.mesh_labels if isinstance(scored.meshes, StoredMeshes) else None
-        truth = [int(item.labels.flat[0]) for item in scored.meshes] if labels is None else labels.reshape(-1).tolist()
+        truth = np.concatenate(self.read(scored)["truths"]).tolist()
         wrong = [i for i, label in enumerate(truth) if 0 <= label != int(scored.predictions[i].argmax())][:SHOWN_MESHES]
         others = sorted(set(range(len(scored.meshes))) - set(wrong))
         return wrong + spread_over(others, SHOWN_MESHES - len(wrong))

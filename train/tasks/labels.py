@@ -154,7 +154,7 @@ class LabelTask(MeshTask):
         assert logits is not None  # `to_score` keeps them for these scores
         return ranking_tally(logits, targets)
 
-    def _read(self, scored: Scored) -> dict[str, Any]:
+    def read(self, scored: Scored) -> dict[str, Any]:
         """The confusion matrix (C, C) of each mesh and of all, and the rankings, in one pass over all meshes."""
         memo, classes = scored.memo, len(scored.label_names)
         if "matrix" in memo:
@@ -173,15 +173,15 @@ class LabelTask(MeshTask):
 
     def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
         """The confusion matrix (C, C) of all meshes."""
-        return self._read(scored)["matrix"]  # type: ignore[no-any-return]
+        return self.read(scored)["matrix"]  # type: ignore[no-any-return]
 
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their accuracy, the worst first, and those without labels last."""
-        shares = [accuracy(torch.from_numpy(matrix)) for matrix in self._read(scored)["matrices"]]
+        shares = [accuracy(torch.from_numpy(matrix)) for matrix in self.read(scored)["matrices"]]
         return sorted(range(len(shares)), key=lambda i: math.inf if math.isnan(shares[i]) else shares[i])
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
-        memo, names = self._read(scored), names_of(scored.meshes)
+        memo, names = self.read(scored), names_of(scored.meshes)
         header = ["mesh", "labeled", "accuracy", "balanced_accuracy", "mean_iou", "dice"]
         rows: list[list[Any]] = [header + ["roc_auc", "average_precision"] * bool(memo["odds"])]
         for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
@@ -200,7 +200,7 @@ class LabelTask(MeshTask):
         """
         matrix = self.matrix_of(scored)
         count, share, iou, dice = class_scores(matrix)
-        labeled, rankings = bool(matrix.any()), self._read(scored)["rankings"]
+        labeled, rankings = bool(matrix.any()), self.read(scored)["rankings"]
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": class_mean("accuracy", matrix) if labeled else None,
@@ -232,7 +232,7 @@ class LabelTask(MeshTask):
         matrix, names, at = self.matrix_of(scored), scored.label_names, scored.labels_at
         confusion = confusion_png(matrix, names)
         write_atomically(parts.out / "confusion.png", confusion)
-        rankings = self._read(scored)["rankings"]
+        rankings = self.read(scored)["rankings"]
         ranking = ranking_png(rankings, names) if rankings else None
         if ranking is not None:
             write_atomically(parts.out / "ranking.png", ranking)
