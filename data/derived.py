@@ -172,7 +172,7 @@ def decimated(
 
     Raises DataError for an own array that can't be used, MeshError if decimation leaves no face.
     """
-    small, arrays = _decimated(item, max_faces, features, cache_dir)
+    small, arrays = with_few_faces(item.mesh, own_arrays(item.mesh, features, given=item.arrays), max_faces, cache_dir)
     if small is item.mesh:
         return item
     labels = changed_rows(
@@ -192,19 +192,11 @@ def decimated_to_score(
 
     A mesh with at most `max_faces` faces stays as it is, and has no weights. For the rest, see `decimated`.
     """
-    small, arrays = _decimated(item, max_faces, features, cache_dir)
+    small, arrays = with_few_faces(item.mesh, own_arrays(item.mesh, features, given=item.arrays), max_faces, cache_dir)
     if small is item.mesh:
         return item, None
     back = None if at == "meshes" else interpolation_weights(item.mesh, small, at)
     return replace(item, mesh=small, arrays=arrays, prepared=None), back
-
-
-def _decimated(
-    item: LabeledMesh, max_faces: int | None, features: str, cache_dir: str | os.PathLike[str] | None
-) -> tuple[Mesh, dict[str, NDArray[np.float64]]]:
-    if max_faces is None or len(item.mesh.faces) <= max_faces:
-        return item.mesh, {}
-    return with_few_faces(item.mesh, own_arrays(item.mesh, features, given=item.arrays), max_faces, cache_dir)
 
 
 def with_few_faces(
@@ -250,13 +242,11 @@ def make_decimated(
     to_score: bool,
 ) -> list[Made]:
     """A mesh with at most `max_faces` faces, with its own arrays. to_score: as `decimated_to_score`"""
+    # The file beside which own arrays are isn't stored.
+    item = replace(item, arrays=own_arrays(item.mesh, features, given=item.arrays))
     if to_score:
-        pair = decimated_to_score(item, at, max_faces, features, cache_dir)
-    else:
-        pair = decimated(item, at, max_faces, features, cache_dir), None
-    if pair[0].mesh is item.mesh:  # the file beside which own arrays are isn't stored
-        pair = replace(item, arrays=own_arrays(item.mesh, features, given=item.arrays)), None
-    return [pair]
+        return [decimated_to_score(item, at, max_faces, features, cache_dir)]
+    return [(decimated(item, at, max_faces, features, cache_dir), None)]
 
 
 def generator_of(mesh: Mesh) -> np.random.Generator:

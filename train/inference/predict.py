@@ -20,12 +20,11 @@ from diffnet.data import (
     Interpolation,
     LabeledMesh,
     Sample,
-    interpolation_weights,
+    decimated_to_score,
     original_targets,
     own_arrays,
     prepare,
     standardized,
-    with_few_faces,
 )
 from diffnet.data.conversion import all_count, counted_elements, length_factors, rows_of_file
 from diffnet.data.places import places_of
@@ -239,18 +238,14 @@ def input_sample(
     if mesh.is_point_cloud and of_faces:
         raise MeshError(f"{mesh.name}: the network labels {of_faces[0]}, and a point cloud has none")
     options, statistics = expected.options.preprocessing, expected.statistics
-    values = own_arrays(mesh, options.features, statistics, arrays)
-    surface, values = with_few_faces(mesh, values, expected.options.max_faces, cache_dir)
+    values, row = own_arrays(mesh, options.features, statistics, arrays), _condition_row(expected, conditions)
+    item, at = LabeledMesh(mesh.name, mesh, np.zeros(0, np.int64), values, conditions=row), expected.labels_at
+    item, back = decimated_to_score(item, at, expected.options.max_faces, options.features, cache_dir)
     if expected.normalize:
-        input_mesh, operators = prepare(surface, options, cache_dir)
+        input_mesh, operators = prepare(item.mesh, options, cache_dir)
     else:
-        input_mesh, operators = surface, precompute(surface, **asdict(options.decisive), cache_dir=cache_dir)
-    at = expected.labels_at
-    weights = None if surface is mesh or at == "meshes" else interpolation_weights(mesh, surface, at)
-    to_score = Interpolation.to_score(mesh, at, weights)
-    row, unknown = _condition_row(expected, conditions), np.zeros(0, np.int64)
-    item = LabeledMesh(mesh.name, mesh, unknown, values, conditions=row)
-    return sample_of(item, input_mesh, operators, options, statistics, to_score)
+        input_mesh, operators = item.mesh, precompute(item.mesh, **asdict(options.decisive), cache_dir=cache_dir)
+    return sample_of(item, input_mesh, operators, options, statistics, Interpolation.to_score(mesh, at, back))
 
 
 def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> NDArray[Any]:
