@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import MeshError, raised_as
 from diffnet.geometry.mesh.formats import READERS, Attributes, color_names, with_colors
 from diffnet.geometry.mesh.mesh import Mesh, mesh_suffix, read_content
+from diffnet.geometry.mesh.text import whole
 
 MAX_CLASSES = 64  # whole numbers of more different values are scalars
 _NORMALS = ("nx", "ny", "nz")
@@ -109,7 +110,6 @@ def _array(name: str, at: Literal["vertices", "faces"], values: NDArray[Any]) ->
     if rows.shape[1] == 3:
         return MeshArray(name, "vectors", at, rows.astype(np.float64))
     real = rows.astype(np.float64)
-    whole = rows.shape[1] == 1 and bool((np.abs(real) < 2**53).all() and (real == np.trunc(real)).all())
-    if whole and len(np.unique(real)) <= MAX_CLASSES:
+    if rows.shape[1] == 1 and whole(real) and len(np.unique(real)) <= MAX_CLASSES:
         return MeshArray(name, "labels", at, rows[:, 0].astype(np.int64))
     return MeshArray(name, "scalars", at, real)
