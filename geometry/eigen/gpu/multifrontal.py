@@ -70,50 +70,53 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
     # The vertices of each region stand together, in the order of one function in each row.
     number, size = graph[vertices].unique(return_counts=True)  # type: ignore[no-untyped-call]
     order = vertices[_keys(functions[:, vertices], graph[vertices]).argsort(dim=1, stable=True)]
+    cuts, n = len(order), len(graph)
+    rows, halves = (torch.arange(count, dtype=torch.int32, device=graph.device) for count in (cuts, 2))
     sizes = size.cpu().numpy()
-    depth = 0
+    taken: list[Tensor] = []  # the vertices of each level
+    regions: list[Tensor] = []  # their regions
     while len(sizes):
-        index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
-        if (sizes <= LEAF).any():  # Regions that are small enough are leaves. Some are empty.
-            small = (size <= LEAF)[index]
-            leaf, inner = small.nonzero()[:, 0], (~small).nonzero()[:, 0]
-            level[order[0, leaf]] = depth
-            region[order[0, leaf]] = number[index[leaf]]
-            large = torch.from_numpy(np.flatnonzero(sizes > LEAF)).to(graph.device)
-            order, number, size, sizes = order[:, inner], number[large], size[large], sizes[sizes > LEAF]
-            if len(sizes) == 0:
-                break
-            index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=len(inner))
-
-        start = size.cumsum(0) - size
-        later = 2 * (torch.arange(len(index), device=graph.device) - start[index]) >= size[index]
-        whole = torch.where(level < 0, region, -1)  # the regions that are still to be cut, and the edges inside
-        live = ((whole[tails] == whole[heads]) & (whole[tails] >= 0)).nonzero()[:, 0]
-        tails, heads = tails[live], heads[live]
-        side = torch.zeros(len(order), len(level), dtype=torch.bool, device=level.device)
-        side.scatter_(1, order, later.expand_as(order))
-        border = torch.zeros_like(side)
-        candidate, edge = (side[:, tails] != side[:, heads]).nonzero(as_tuple=True)
-        border[candidate, tails[edge]] = True
+        ends = sizes.cumsum()
+        bounds = np.concatenate([[0], np.stack([ends - sizes // 2, ends], 1).ravel()])  # of the halves of each region
+        starts = torch.from_numpy(bounds).to(graph.device)
+        half = torch.searchsorted(starts[1:], torch.arange(ends[-1], device=graph.device), right=True)
+        index = half // 2
+        small = sizes <= LEAF
+        if small.all():
+            taken.append(order[0])
+            regions.append(number[index])
+            break
+        side = torch.zeros(cuts, n, dtype=torch.int8, device=graph.device)  # 1 or 2; 0 outside of the regions
+        side.scatter_(1, order, (half % 2 + 1).to(side.dtype).expand_as(order))
+        whole = (side[:, tails] | side[:, heads]) != 3  # edges that aren't cut; none leads to another region
+        # The border, and behind it marks for edges that aren't cut, since a selection would make a GPU wait.
+        border = torch.zeros(cuts, 2 * n, dtype=torch.bool, device=graph.device)
+        border.scatter_(1, torch.add(tails, whole, alpha=n), True)
         # The border of one side separates it from the other side.
-        touched = border.gather(1, order)
-        lengths = torch.cat([_totals(touched & ~later, start, size), _totals(touched & later, start, size)])
-        choice = lengths.argmin(0)
-        of_side, cut = (choice // len(order)).bool(), choice % len(order)
-
-        vertices = order[0]
-        later = side[cut[index], vertices]
-        separates = border[cut[index], vertices] & (later == of_side[index])
-        level[vertices] = torch.where(separates, depth, -1)
-        region[vertices] = torch.where(separates, number[index], 2 * number[index] + later)
-        # Each row keeps its order in the parts of each region: first half, second half, separator.
-        part = torch.zeros_like(level)
-        part[vertices] = torch.where(separates, 2, later.long())
-        order, size = _parted(order, part[order], index, start, size)
-        number = torch.stack([2 * number, 2 * number + 1], 1).flatten()
-        sizes = size.cpu().numpy()
-        order = order[:, : int(sizes.sum())]
-        depth += 1
+        lengths = _counted_before(border.gather(1, order))[:, starts].diff(dim=1)
+        choice = lengths.view(cuts, -1, 2).permute(2, 0, 1).flatten(0, 1).argmin(0)[index]
+        cut, vertices = choice % cuts, order[0]
+        later = side[cut, vertices]
+        separates = border[cut, vertices] & (choice // cuts + 1 == later)
+        if small.any():  # Regions that are small enough are leaves.
+            separates |= torch.from_numpy(small).to(graph.device)[index]
+        # Each row keeps its order within the halves. Separators and leaves go to its end.
+        last = 2 * len(sizes) + 1
+        part = torch.zeros_like(graph, dtype=torch.int32)
+        part[vertices] = torch.add(later, index, alpha=2).masked_fill_(separates, last).int()
+        keys, source = torch.add(part[order], rows[:, None], alpha=last + 1).flatten().sort(stable=True)
+        order = order.flatten()[source].view(cuts, -1)
+        firsts = torch.arange(1, last + 1, dtype=torch.int32, device=graph.device)
+        limits = torch.searchsorted(keys[: order.shape[1]], firsts).cpu().numpy()
+        taken.append(order[0, limits[-1] :])
+        regions.append(number[index[source[limits[-1] : order.shape[1]]]])
+        order, sizes = order[:, : limits[-1]], np.diff(limits)
+        number = torch.add(halves, number[:, None], alpha=2).flatten()
+        if not sizes.all():
+            number, sizes = number[torch.from_numpy(np.flatnonzero(sizes)).to(graph.device)], sizes[sizes > 0]
+    for depth, (vertices, of_vertices) in enumerate(zip(taken, regions, strict=True)):
+        level[vertices] = depth
+        region[vertices] = of_vertices
     return Dissection(level, region)
 
 
@@ -164,12 +167,6 @@ def _keys(values: Tensor, graph: Tensor) -> Tensor:
     return ((graph * steps) + (share * (steps - 1)).long()).int()
 
 
-def _totals(mask: Tensor, start: Tensor, size: Tensor) -> Tensor:
-    """The number of True of each region in each row of a mask (rows, live), whose regions stand together."""
-    before = _counted_before(mask)
-    return before[:, start + size] - before[:, start]
-
-
 def _counted_before(mask: Tensor) -> Tensor:
     """The number of True before each place of a mask (rows, n) and after the last one, (rows, n + 1).
 
@@ -178,26 +175,6 @@ def _counted_before(mask: Tensor) -> Tensor:
     """
     sums = pad(mask.flatten().cumsum(0), (1, 0))
     return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))
-
-
-def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """The order with part 0 before part 1 in each region and part 2 behind all, and the sizes (2 · regions,) of both.
-
-    index: (live,) the region at each place; start, size: the first place of each region, and the number of its places
-    """
-    within = torch.zeros_like(order)
-    first = torch.zeros_like(start)
-    sizes = []
-    for half in (0, 1):
-        mine = part == half
-        count = _counted_before(mine)
-        before = count[:, start]
-        within = torch.where(mine, first[index] + count[:, :-1] - before[:, index], within)
-        sizes.append(count[0, start + size] - before[0])
-        first = first + sizes[-1]
-    starts = first.cumsum(0) - first  # where each region starts in the new order
-    target = torch.where(part < 2, starts[index] + within, order.shape[1] - 1)
-    return torch.empty_like(order).scatter_(1, target, order), torch.stack(sizes, 1).flatten()
 
 
 class MultifrontalCholesky:
