@@ -114,7 +114,7 @@ def forget_recording(device: torch.device) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
+def replayed(function: Callable[[Tensor], T], example: Tensor) -> Callable[[Tensor], T]:
     """A function of tensors of one shape as a CUDA graph, if the example is on a GPU. Each call overwrites the result.
 
     Launching a hundred small kernels from Python takes longer than the kernels themselves. A graph launches them at
@@ -130,7 +130,7 @@ def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[
         function(buffer)
         graph, result = record(lambda: function(buffer))
 
-    def replay(new: Tensor) -> Tensor:
+    def replay(new: Tensor) -> T:
         buffer.copy_(new)
         graph.replay()
         return result

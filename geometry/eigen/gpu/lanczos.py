@@ -7,6 +7,7 @@ numbers that the CPU would have to read. The CPU queues all steps at once, and w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,6 +21,7 @@ from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
 from diffnet.geometry.eigen.lanczos import random_rows, without_constant
 from diffnet.geometry.eigen.problem import Array, Pairs, Problem
 from diffnet.ops.common.backend import HAS_TRITON
+from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.functional_maps import reference
 from diffnet.ops.sparse.reference import csr_tensor
 
@@ -183,7 +185,8 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
     first = operator.apply(operator.start(block)).mT.reshape(-1, block)
     for _ in range(2):  # twice, because of rounding errors
         first, _ = _orthogonalized(count, basis[:, :1], first)
-    basis[:, 1 : 1 + block], _ = _orthonormalized(count, first)
+    orthonormalized = replayed(partial(_orthonormalized, count), first)
+    basis[:, 1 : 1 + block], _ = orthonormalized(first)
     projected: Array = np.zeros((count, capacity + block, capacity + block))
     pairs: dict[int, Pairs] = {}
     size = 0
@@ -193,7 +196,7 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
         steps = []
         start = size
         while size < min(target + block, capacity):
-            steps.append(_extend(operator, basis, size))
+            steps.append(_extend(operator, basis, size, orthonormalized))
             size += block
         on_host = (torch.stack(tensors).cpu().numpy() for tensors in zip(*steps, strict=True))
         for at, (diagonal, coupling) in enumerate(zip(*on_host, strict=True)):
@@ -221,7 +224,9 @@ def largest_pairs(operator: BatchedShiftInvert, wanted: int, tolerance: float, o
     return values, rows
 
 
-def _extend(operator: BatchedShiftInvert, basis: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def _extend(
+    operator: BatchedShiftInvert, basis: Tensor, size: int, orthonormalized: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
     """Apply the operators to the block at `size`, and write the part that is orthogonal to the basis after it.
 
     Returns the operators on the block, and the coupling of the next block to it, (components, block, block) each.
@@ -233,8 +238,8 @@ def _extend(operator: BatchedShiftInvert, basis: Tensor, size: int) -> tuple[Ten
     # removed, rounding leaves some, so these are removed twice.
     result, overlap = _orthogonalized(count, basis[:, max(lo - block, 1) : hi], result)
     result, rest = _orthogonalized(count, basis[:, :hi], result)
-    basis[:, hi : hi + block], coupling = _orthonormalized(count, result)
-    return overlap[:, -block:] + rest[:, -block:], coupling
+    basis[:, hi : hi + block], coupling = orthonormalized(result)
+    return overlap[:, -block:] + rest[:, -block:], coupling.clone()
 
 
 def _orthogonalized(count: int, basis: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

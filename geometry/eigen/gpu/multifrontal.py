@@ -201,16 +201,15 @@ class MultifrontalCholesky:
     ) -> None:
         self._levels: list[FrontLevel] = []  # from the leaves to the root
         dissection = nested_dissection(rows, columns, graph, positions)
-        updates, level = values.new_zeros(1, 1, 1), None
-        fronts, infos = [graph[:0]], [graph[:0] < 0]  # of each level: a vertex of each front, and whether it failed
-        for depth in reversed(range(int(dissection.level.max()) + 1)):
-            level = _Level(depth, dissection, rows, columns, level)
-            factor, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
-            fronts.append(level.own[:, 0])
-            infos.append(failed)
+        levels, graphs = _tables(dissection, graph, rows, columns)
+        diagonal, updates = pad(diagonal, (0, 1), value=1.0), values.new_zeros(1, 1)
+        infos = [graph[:0].int()]
+        for level in levels:
+            factor, updates, info = _eliminate(level, values, diagonal, updates)
             self._levels.append(factor)
+            infos.append(info)
         # The blocks that aren't positive definite; their solutions are meaningless.
-        self.failed = set(graph[torch.cat(fronts)[torch.cat(infos)]].tolist())
+        self.failed = set(graphs[torch.cat(infos[::-1]) != 0].tolist())
         self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
         self._fronts: ModuleType = reference
         if HAS_TRITON and values.is_cuda:
@@ -241,109 +240,152 @@ class MultifrontalCholesky:
         return solution
 
 
-class _Level:
+class _Level(NamedTuple):
     """The fronts of a level, one for each of its F regions.
 
-    own: (F, T), the vertices of each region's separator
-    border: (F, R), the vertices of upper separators that the region touches
+    vertices: (F, T + R), the T vertices of each region's separator, then its border, the R vertices of upper separators
+        that it touches; n where there is none
+    width: T
+    own_size, border_size: (F,) int32
+    sources, places: (2, F, T + R), the row of each vertex in the updates of both children, counted over all fronts, and
+        in its front
+    child_rows: (2, F, T + R), see `FrontLevel`
+    entries, targets: the entries of the matrix that the fronts begin with, and their places in the fronts
 
-    Places without a vertex hold n. Each front subtracts an update from upper fronts. An update has a row for each
-    vertex of the border. The tensor of updates has one more front and one more row, both of zeros, for missing ones.
+    Each front subtracts an update from upper fronts. An update has a row for each vertex of the border, and one of
+    zeros for missing vertices.
     """
 
-    def __init__(
-        self, depth: int, dissection: Dissection, rows: Tensor, columns: Tensor, children: _Level | None
-    ) -> None:
-        self.depth = depth
-        self.stride = len(dissection.level) + 1
-        inside = dissection.level >= depth
-        region = torch.where(inside, dissection.region >> (dissection.level - depth).clamp(min=0), -1)
-        vertices = (dissection.level == depth).nonzero()[:, 0]
-        regions = dissection.region[vertices]
-        if children is not None:
-            regions = torch.cat([regions, children.regions >> 1])
-        self.regions: Tensor = regions.unique()  # type: ignore[no-untyped-call]
-        self.front = torch.searchsorted(self.regions, region)  # (n,), valid for vertices inside
-
-        own_keys = (self.front[vertices] * self.stride + vertices).sort().values
-        touch = (inside[columns] & ~inside[rows]).nonzero()[:, 0]
-        keys = (self.front[columns[touch]] * self.stride + rows[touch]).unique()  # type: ignore[no-untyped-call]
-        own_first, self.first = self._starts(own_keys), self._starts(keys)
-        widths = torch.stack([own_first.diff().max(), self.first.diff().max()]).tolist()
-        self.own: Tensor = self._table(own_keys, own_first, widths[0])
-        self.border: Tensor = self._table(keys, self.first, widths[1])
-        self.keys = torch.cat([keys, keys.new_full((1,), torch.iinfo(keys.dtype).max)])
-
-        # The row of each own and each border vertex in the updates of both children, counted over all fronts.
-        vertices = torch.cat([self.own, self.border], 1)
-        self.child_rows = torch.zeros(2, *vertices.shape, dtype=torch.int64, device=rows.device)
-        self.child_size, self.children = 1, 0
-        if children is not None:
-            self.children = len(children.regions)
-            self.child_size = children.border.shape[1] + 1
-            sides = torch.arange(2, device=rows.device)[:, None]
-            child = _find(children.regions, 2 * self.regions + sides, self.children)[:, :, None]
-            self.child_rows = child * self.child_size + children.border_place(child, vertices)
-
-    def _starts(self, keys: Tensor) -> Tensor:
-        """The first key's index of each front, and the number of keys. keys: sorted, front · stride + vertex"""
-        return torch.searchsorted(keys, torch.arange(len(self.regions) + 1, device=keys.device) * self.stride)
-
-    def _table(self, keys: Tensor, first: Tensor, width: int) -> Tensor:
-        """A table of the vertices of each front."""
-        front = keys // self.stride
-        place = torch.arange(len(keys), device=keys.device) - first[front]
-        table = keys.new_full((len(self.regions), max(1, width)), self.stride - 1)
-        table[front, place] = keys % self.stride
-        return table
-
-    def border_place(self, front: Tensor, vertex: Tensor) -> Tensor:
-        """The place of a vertex in the border of a front; R if it isn't there."""
-        at = _find(self.keys, front * self.stride + vertex, -1)
-        return torch.where(at >= 0, at - self.first[front], self.border.shape[1])
-
-    def eliminate(
-        self, level: Tensor, rows: Tensor, columns: Tensor, values: Tensor, diagonal: Tensor, updates: Tensor
-    ) -> tuple[FrontLevel, Tensor, Tensor]:
-        """Eliminate the own vertices of all fronts.
-
-        Returns the factor, the updates, and a mask (F,) of the fronts that aren't positive definite.
-        """
-        (count, width), size = self.own.shape, self.child_rows.shape[2]
-        # The matrix's entries in columns of `own` and in rows of `own` or of the border.
-        mine = ((level[columns] == self.depth) & (level[rows] <= self.depth)).nonzero()[:, 0]
-        row, column = rows[mine], columns[mine]
-        places = torch.arange(width, device=rows.device)
-        place = level.new_zeros(self.stride)
-        place[self.own] = places.expand_as(self.own)
-        at = torch.where(level[row] == self.depth, place[row], width + self.border_place(self.front[column], row))
-        fronts = values.new_zeros(count, size, size)
-        fronts[self.front[column], at, place[column]] = values[mine]
-        # Places without a vertex get a 1 on the diagonal.
-        fronts[:, places, places] = pad(diagonal, (0, 1), value=1.0)[self.own]
-
-        flat = updates.flatten()
-        together = max(1, MAX_ENTRIES // size**2)
-        groups = zip(fronts.split(together), self.child_rows.split(together, 1), strict=True)  # type: ignore[no-untyped-call]
-        for group, sources in groups:
-            for source in sources:
-                group += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
-        factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
-        identity = torch.eye(width, dtype=values.dtype, device=values.device)
-        half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-        below = fronts[:, width:, :width] @ half.mT
-        update = fronts[:, width:, width:] - below @ below.mT
-        return self._factor(half.mT @ half, below @ half), pad(update, (0, 1, 0, 1, 0, 1)), info != 0
-
-    def _factor(self, inverse: Tensor, coupling: Tensor) -> FrontLevel:
-        child, place = self.child_rows // self.child_size, self.child_rows % self.child_size
-        height = self.child_size - 1
-        rows = torch.where((child < self.children) & (place < height), child * height + place, -1)
-        own_size, border_size = ((table < self.stride - 1).sum(1).int() for table in (self.own, self.border))
-        return FrontLevel(self.own.int(), self.border.int(), own_size, border_size, rows.int(), inverse, coupling)
+    vertices: Tensor
+    width: int
+    own_size: Tensor
+    border_size: Tensor
+    sources: Tensor
+    places: Tensor
+    child_rows: Tensor
+    entries: Tensor
+    targets: Tensor
 
 
-def _find(sorted_keys: Tensor, keys: Tensor, missing: int) -> Tensor:
-    """The indices of keys in sorted keys; `missing` for keys that aren't there."""
-    at = torch.searchsorted(sorted_keys, keys).clamp(max=len(sorted_keys) - 1)
-    return torch.where(sorted_keys[at] == keys, at, missing)
+def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor) -> tuple[list[_Level], Tensor]:
+    """The levels from the leaves to the root, and the graph of each front from the root to the leaves.
+
+    The tables of all levels are made together, since each operation takes as long as for one level.
+    """
+    level, region = dissection
+    device, count = level.device, int(level.max()) + 1
+    if count == 0:
+        return [], graph[:0]
+    graphs, stride = int(graph.max()) + 1, len(level) + 1
+    depths = torch.arange(count + 1, device=device)
+    # Regions are nodes of trees. The roots have the numbers from `graphs` on, and i has the children 2i and 2i + 1.
+    node = (graphs << level.clamp(min=0)) + region
+    inside = (level >= 0).nonzero()[:, 0]
+    nodes = node[inside].unique() >> depths[:, None]  # type: ignore[no-untyped-call]
+    nodes = nodes[nodes >= graphs].unique()
+    front = torch.searchsorted(nodes, node)  # valid for vertices inside
+
+    # Keys are front · stride + vertex, of own vertices and of borders.
+    own_keys = (front[inside] * stride + inside).sort().values
+    climb = level[columns] - level[rows]
+    step, edge = (depths[:, None] < climb).nonzero(as_tuple=True)
+    keys = (torch.searchsorted(nodes, node[columns[edge]] >> step) * stride + rows[edge]).unique()  # type: ignore[no-untyped-call]
+    firsts = torch.arange(len(nodes) + 1, device=device) * stride
+    own_first, first = torch.searchsorted(own_keys, firsts), torch.searchsorted(keys, firsts)
+    entries = (climb >= 0).nonzero()[:, 0]
+    entry_level, by_level = level[columns[entries]].to(torch.int8).sort(stable=True)
+    entries = entries[by_level]
+
+    # Numbers for each level, and then for each front.
+    bounds = torch.searchsorted(nodes, graphs << depths), torch.searchsorted(entry_level, depths.to(torch.int8))
+    on_host = torch.cat([*bounds, own_first, first]).cpu().numpy()
+    start, entry_start, own_first_, first_ = np.split(on_host, np.cumsum([count + 1, count + 1, len(firsts)]))
+    sizes = np.stack([np.diff(own_first_), np.diff(first_)])
+    fronts = np.diff(start)
+    width, height = np.maximum.reduceat(sizes, start[:-1], axis=1).clip(1)
+    size, below = width + height, np.append(height[1:], 0)
+    slot_start = np.append(0, (fronts * size).cumsum())
+    of = np.repeat(np.arange(count), fronts)
+    at = np.arange(len(of)) - start[of]
+    base = slot_start[of] + at * size[of]  # the front's first place in the tables
+    numbers = [
+        of,
+        size[of],
+        below[of],
+        base - own_first_[:-1],
+        base + width[of] - first_[:-1],
+        at * (height[of] + 1) - first_[:-1],
+        at * height[of] - first_[:-1],
+        at * size[of] ** 2 - base * (size[of] + 1),
+    ]
+    on_device = torch.from_numpy(np.pad(np.stack(numbers), ((0, 0), (0, 1)))).to(device)  # the last one is no front
+    depth, size_, missing, own_shift, border_shift, source_shift, row_shift, corner = on_device
+    padded = -(-fronts // 4) * 4  # aligned starts, for which Triton compiles the kernels
+    size_start = padded.cumsum() - padded
+    aligned = np.zeros((2, padded.sum()), np.int32)
+    aligned[:, size_start[of] + at] = sizes
+    own_size, border_size = torch.from_numpy(aligned).to(device)
+
+    own = own_keys % stride
+    slot = torch.arange(len(own), device=device) + own_shift[own_keys // stride]
+    own_slot = torch.zeros_like(level).index_put((own,), slot)
+    vertices = torch.full((int(slot_start[-1]),), stride - 1, device=device)
+    vertices[slot] = own
+    vertices[torch.arange(len(keys), device=device) + border_shift[keys // stride]] = keys % stride
+    # The row of each vertex in the updates of both children.
+    keys, nodes = (torch.cat([x, x.new_full((1,), torch.iinfo(x.dtype).max)]) for x in (keys, nodes))
+    children = 2 * nodes[:-1] + torch.arange(2, device=device)[:, None]
+    child = torch.searchsorted(nodes, children)
+    child = torch.where(nodes[child] == children, child, len(of))
+    slot_front = torch.arange(len(of), device=device).repeat_interleave(size_[:-1], output_size=len(vertices))
+    child, missing = child[:, slot_front], missing[slot_front]
+    wanted = child * stride + vertices
+    found = torch.searchsorted(keys, wanted)
+    there = keys[found] == wanted
+    sources = torch.where(there, found + source_shift[child], missing)
+    places = torch.where(there, found - first[child], missing)
+    child_rows = torch.where(there, found + row_shift[child], -1)
+    # The places of the entries.
+    row, column = rows[entries], columns[entries]
+    front = front[column]
+    border_slot = torch.searchsorted(keys, front * stride + row) + border_shift[front]
+    row_slot = torch.where(climb[entries] == 0, own_slot[row], border_slot)
+    targets = row_slot * size_[front] + own_slot[column] + corner[front]
+
+    levels = []
+    for i in reversed(range(count)):
+        slots, part = slice(slot_start[i], slot_start[i + 1]), slice(entry_start[i], entry_start[i + 1])
+        shape, some = (int(fronts[i]), int(size[i])), slice(size_start[i], size_start[i] + fronts[i])
+        of_children = (table[:, slots].view(2, *shape) for table in (sources, places, child_rows))
+        sizes_ = own_size[some], border_size[some]
+        levels.append(
+            _Level(vertices[slots].view(shape), int(width[i]), *sizes_, *of_children, entries[part], targets[part])
+        )
+    return levels, (nodes[:-1] >> depth[:-1]) - graphs
+
+
+def _eliminate(level: _Level, values: Tensor, diagonal: Tensor, updates: Tensor) -> tuple[FrontLevel, Tensor, Tensor]:
+    """Eliminate the own vertices of all fronts.
+
+    diagonal: (n + 1,), with a 1 for places without a vertex
+
+    Returns the factor, the updates, and the number (F,) of the first minor of each front that isn't positive, or 0.
+    """
+    (count, size), width = level.vertices.shape, level.width
+    own, border = level.vertices[:, :width], level.vertices[:, width:]
+    fronts = values.new_zeros(count, size, size)
+    fronts.view(-1)[level.targets] = values[level.entries]
+    fronts.diagonal(dim1=1, dim2=2)[:, :width] = diagonal[own]
+    together = max(1, MAX_ENTRIES // size**2)
+    tables = (table.split(together, 1) for table in (level.sources, level.places))  # type: ignore[no-untyped-call]
+    for group, sources, places in zip(fronts.split(together), *tables, strict=True):  # type: ignore[no-untyped-call]
+        for source, place in zip(sources, places, strict=True):
+            group += updates[source[:, :, None], place[:, None, :]]
+    factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
+    identity = torch.eye(width, dtype=values.dtype, device=values.device)
+    half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    below = fronts[:, width:, :width] @ half.mT
+    update = fronts[:, width:, width:] - below @ below.mT
+    sizes = level.own_size, level.border_size
+    result = FrontLevel(own.int(), border.int(), *sizes, level.child_rows.int(), half.mT @ half, below @ half)
+    return result, pad(update, (0, 1, 0, 1)).flatten(0, 1), info
