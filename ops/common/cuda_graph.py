@@ -118,21 +118,25 @@ def replayed(function: Callable[[Tensor], T], example: Tensor) -> Callable[[Tens
     """A function of tensors of one shape as a CUDA graph, if the example is on a GPU. Each call overwrites the result.
 
     Launching a hundred small kernels from Python takes longer than the kernels themselves. A graph launches them at
-    once.
+    once. The first call runs the function as it is, and records it while the GPU works.
 
     The function is returned unchanged on the CPU, and while other threads run: during a recording, CUDA lets no other
     thread wait for the device.
     """
     if not example.is_cuda or threading.active_count() > 1:
         return function
-    buffer = example.clone()
-    with capturable_stream(example.device):
-        function(buffer)
-        graph, result = record(lambda: function(buffer))
+    buffer = torch.empty_like(example)
+    recorded: list[tuple[torch.cuda.CUDAGraph, T]] = []
 
     def replay(new: Tensor) -> T:
         buffer.copy_(new)
-        graph.replay()
-        return result
+        if recorded:
+            graph, result = recorded[0]
+            graph.replay()
+            return result
+        with capturable_stream(buffer.device):
+            first = function(buffer)
+            recorded.append(record(lambda: function(buffer)))
+        return first
 
     return replay

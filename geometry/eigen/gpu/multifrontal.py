@@ -2,7 +2,7 @@
 
 A solve with the usual sparse factor takes one column after another, which leaves a GPU idle. Here each separator of a
 nested dissection is eliminated as a block, and all separators of a level are eliminated together. A solve then consists
-of batched products on about ten levels. The dissection, too, consists of operations on whole arrays, which suit a GPU.
+of batched products on about ten levels.
 """
 
 from __future__ import annotations
@@ -16,165 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffnet.geometry.eigen.gpu.dissection import Dissection, nested_dissection
 from diffnet.ops.common.backend import HAS_TRITON
 from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.reference import FrontLevel
 
-LANDMARKS = 6  # in each graph
-# The axes and the diagonals of a cube. The factors of RNA surfaces are 4 % smaller than with the axes alone, and 9 %
-# smaller than with distances on the surface. With the diagonals of the cube's faces, too, they would be 5 % smaller,
-# and twice as many cuts would be compared.
-DIRECTIONS = [(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, 1, 1)]
-MAX_STEPS = 2**20  # to which the values of a function in a graph are rounded before they are sorted
-LEAF = 64  # vertices; regions up to this size aren't cut
 MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
-
-
-class Dissection(NamedTuple):
-    """Graphs that are cut in two by separators, recursively (George 1973).
-
-    level: (n,) int64, the level at which each vertex became part of a separator or of a leaf; −1 for vertices of no
-        graph
-    region: (n,) int64, the region of that level that holds the vertex. The regions of level 0 are the graphs. Region r
-        is cut into the regions 2r and 2r + 1 of the next level.
-    """
-
-    level: Tensor
-    region: Tensor
-
-
-def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Tensor | None = None) -> Dissection:
-    """Dissect connected graphs. The result is the same at every call.
-
-    tails, heads: (E,) int64, all edges in both directions, without loops
-    graph: (n,) int64, the graph that each vertex belongs to; −1 for none
-    positions: (n, 3) floating point, the places of the vertices, if there are any
-
-    A candidate cut halves a region at the median of a function on its vertices. Each region takes the cut with the
-    smallest separator. The functions are the coordinates along several directions. Without positions, they are the
-    distances from landmarks and the differences of two such distances.
-    """
-    level = torch.full_like(graph, -1)
-    region = graph.clone()
-    vertices = (graph >= 0).nonzero()[:, 0]
-    if len(vertices) == 0:
-        return Dissection(level, region)
-    if positions is None:
-        distances = _distances(tails, heads, graph)
-        first, second = torch.triu_indices(len(distances), len(distances), 1, device=graph.device)
-        functions = torch.cat([distances, distances[first] - distances[second]])
-    else:
-        functions = positions.T[:, None] * positions.new_tensor(DIRECTIONS).T[:, :, None]
-        functions = functions[0] + functions[1] + functions[2]
-    # The vertices of each region stand together, in the order of one function in each row.
-    number, size = graph[vertices].unique(return_counts=True)  # type: ignore[no-untyped-call]
-    order = vertices[_keys(functions[:, vertices], graph[vertices]).argsort(dim=1, stable=True)]
-    cuts, n = len(order), len(graph)
-    rows, halves = (torch.arange(count, dtype=torch.int32, device=graph.device) for count in (cuts, 2))
-    sizes = size.cpu().numpy()
-    taken: list[Tensor] = []  # the vertices of each level
-    regions: list[Tensor] = []  # their regions
-    while len(sizes):
-        ends = sizes.cumsum()
-        bounds = np.concatenate([[0], np.stack([ends - sizes // 2, ends], 1).ravel()])  # of the halves of each region
-        starts = torch.from_numpy(bounds).to(graph.device)
-        half = torch.searchsorted(starts[1:], torch.arange(ends[-1], device=graph.device), right=True)
-        index = half // 2
-        small = sizes <= LEAF
-        if small.all():
-            taken.append(order[0])
-            regions.append(number[index])
-            break
-        side = torch.zeros(cuts, n, dtype=torch.int8, device=graph.device)  # 1 or 2; 0 outside of the regions
-        side.scatter_(1, order, (half % 2 + 1).to(side.dtype).expand_as(order))
-        whole = (side[:, tails] | side[:, heads]) != 3  # edges that aren't cut; none leads to another region
-        # The border, and behind it marks for edges that aren't cut, since a selection would make a GPU wait.
-        border = torch.zeros(cuts, 2 * n, dtype=torch.bool, device=graph.device)
-        border.scatter_(1, torch.add(tails, whole, alpha=n), True)
-        # The border of one side separates it from the other side.
-        lengths = _counted_before(border.gather(1, order))[:, starts].diff(dim=1)
-        choice = lengths.view(cuts, -1, 2).permute(2, 0, 1).flatten(0, 1).argmin(0)[index]
-        cut, vertices = choice % cuts, order[0]
-        later = side[cut, vertices]
-        separates = border[cut, vertices] & (choice // cuts + 1 == later)
-        if small.any():  # Regions that are small enough are leaves.
-            separates |= torch.from_numpy(small).to(graph.device)[index]
-        # Each row keeps its order within the halves. Separators and leaves go to its end.
-        last = 2 * len(sizes) + 1
-        part = torch.zeros_like(graph, dtype=torch.int32)
-        part[vertices] = torch.add(later, index, alpha=2).masked_fill_(separates, last).int()
-        keys, source = torch.add(part[order], rows[:, None], alpha=last + 1).flatten().sort(stable=True)
-        order = order.flatten()[source].view(cuts, -1)
-        firsts = torch.arange(1, last + 1, dtype=torch.int32, device=graph.device)
-        limits = torch.searchsorted(keys[: order.shape[1]], firsts).cpu().numpy()
-        taken.append(order[0, limits[-1] :])
-        regions.append(number[index[source[limits[-1] : order.shape[1]]]])
-        order, sizes = order[:, : limits[-1]], np.diff(limits)
-        number = torch.add(halves, number[:, None], alpha=2).flatten()
-        if not sizes.all():
-            number, sizes = number[torch.from_numpy(np.flatnonzero(sizes)).to(graph.device)], sizes[sizes > 0]
-    for depth, (vertices, of_vertices) in enumerate(zip(taken, regions, strict=True)):
-        level[vertices] = depth
-        region[vertices] = of_vertices
-    return Dissection(level, region)
-
-
-def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
-    """The number of edges (LANDMARKS, n) from each vertex to landmarks that are far from each other."""
-    inside = graph >= 0
-    count = int(graph.max()) + 1 if len(graph) else 0
-    vertices = torch.arange(len(graph), device=graph.device)
-
-    def farthest(distance: Tensor) -> Tensor:
-        """The vertex of each graph with the largest distance."""
-        key = distance * len(graph) + vertices
-        best = torch.full((count,), -1, device=graph.device).scatter_reduce_(0, graph[inside], key[inside], "amax")
-        return best[best >= 0] % len(graph)
-
-    def sixteen_hops(distance: Tensor) -> Tensor:
-        for _ in range(16):  # without looking at the result, which would make a GPU wait
-            distance = distance.scatter_reduce(0, tails, distance[heads] + 1, "amin")
-        return distance
-
-    further = replayed(sixteen_hops, graph)
-
-    def hops(sources: Tensor) -> Tensor:
-        distance = torch.full_like(graph, len(graph))
-        distance[sources] = 0
-        while True:
-            before, distance = distance, further(distance).clone()
-            if torch.equal(distance, before):
-                return distance
-
-    nearest = hops(farthest(torch.zeros_like(graph)))
-    fields = [nearest]
-    for _ in range(LANDMARKS - 1):
-        fields.append(hops(farthest(nearest)))
-        nearest = torch.minimum(nearest, fields[-1])
-    return torch.stack(fields)
-
-
-def _keys(values: Tensor, graph: Tensor) -> Tensor:
-    """int32 keys (functions, live) that put the graphs one after another, and the values of each function in order."""
-    count = int(graph.max()) + 1
-    steps = min(MAX_STEPS, 2**31 // count)
-    lowest, highest = (
-        values.new_zeros(len(values), count).scatter_reduce(1, graph.expand_as(values), values, how, include_self=False)
-        for how in ("amin", "amax")
-    )
-    share = (values - lowest[:, graph]) / (highest - lowest)[:, graph].clamp(min=torch.finfo(torch.float64).tiny)
-    return ((graph * steps) + (share * (steps - 1)).long()).int()
-
-
-def _counted_before(mask: Tensor) -> Tensor:
-    """The number of True before each place of a mask (rows, n) and after the last one, (rows, n + 1).
-
-    The rows begin with different numbers, so only differences within a row have a meaning. The sum runs over the flat
-    mask, because PyTorch sums up each row of a matrix on one multiprocessor, and a vector on all.
-    """
-    sums = pad(mask.flatten().cumsum(0), (1, 0))
-    return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))
 
 
 class MultifrontalCholesky:
@@ -285,83 +133,92 @@ def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor
     nodes = nodes[nodes >= graphs].unique()
     front = torch.searchsorted(nodes, node)  # valid for vertices inside
 
-    # Keys are front · stride + vertex, of own vertices and of borders.
+    # Keys are front · stride + vertex, for own vertices and for borders.
     own_keys = (front[inside] * stride + inside).sort().values
     climb = level[columns] - level[rows]
-    step, edge = (depths[:, None] < climb).nonzero(as_tuple=True)
-    keys = (torch.searchsorted(nodes, node[columns[edge]] >> step) * stride + rows[edge]).unique()  # type: ignore[no-untyped-call]
+    steps, edges = (depths[:, None] < climb).nonzero(as_tuple=True)
+    keys = torch.searchsorted(nodes, node[columns[edges]] >> steps) * stride + rows[edges]
+    keys = keys.unique()  # type: ignore[no-untyped-call]
     firsts = torch.arange(len(nodes) + 1, device=device) * stride
     own_first, first = torch.searchsorted(own_keys, firsts), torch.searchsorted(keys, firsts)
     entries = (climb >= 0).nonzero()[:, 0]
-    entry_level, by_level = level[columns[entries]].to(torch.int8).sort(stable=True)
+    of_entries, by_level = level[columns[entries]].to(torch.int8).sort(stable=True)
     entries = entries[by_level]
 
-    # Numbers for each level, and then for each front.
-    bounds = torch.searchsorted(nodes, graphs << depths), torch.searchsorted(entry_level, depths.to(torch.int8))
+    # The layout, on the CPU: numbers of each level, and then of each front.
+    bounds = torch.searchsorted(nodes, graphs << depths), torch.searchsorted(of_entries, depths.to(torch.int8))
     on_host = torch.cat([*bounds, own_first, first]).cpu().numpy()
-    start, entry_start, own_first_, first_ = np.split(on_host, np.cumsum([count + 1, count + 1, len(firsts)]))
-    sizes = np.stack([np.diff(own_first_), np.diff(first_)])
-    fronts = np.diff(start)
-    width, height = np.maximum.reduceat(sizes, start[:-1], axis=1).clip(1)
-    size, below = width + height, np.append(height[1:], 0)
-    slot_start = np.append(0, (fronts * size).cumsum())
-    of = np.repeat(np.arange(count), fronts)
-    at = np.arange(len(of)) - start[of]
-    base = slot_start[of] + at * size[of]  # the front's first place in the tables
-    numbers = [
-        of,
-        size[of],
-        below[of],
-        base - own_first_[:-1],
-        base + width[of] - first_[:-1],
-        at * (height[of] + 1) - first_[:-1],
-        at * height[of] - first_[:-1],
-        at * size[of] ** 2 - base * (size[of] + 1),
+    start, entry_start, own_start, border_start = np.split(on_host, np.cumsum([count + 1, count + 1, len(firsts)]))
+    filled = np.stack([np.diff(own_start), np.diff(border_start)])
+    widths, heights = np.maximum.reduceat(filled, start[:-1], axis=1).clip(1)
+    fronts, sizes, child_heights = np.diff(start), widths + heights, np.append(heights[1:], 0)
+    slot_start = np.append(0, (fronts * sizes).cumsum())
+    depth = np.repeat(np.arange(count), fronts)
+    at, size, height = np.arange(len(depth)) - start[depth], sizes[depth], heights[depth]
+    base = slot_start[depth] + at * size  # the first of the front's slots in the tables of all levels
+    layout = [
+        depth,
+        size,
+        child_heights[depth],
+        base - own_start[:-1],  # from keys to slots
+        base + widths[depth] - border_start[:-1],
+        at * (height + 1) - border_start[:-1],  # from keys to rows of updates
+        at * height - border_start[:-1],
+        at * size**2 - base * (size + 1),  # from slots to places in the fronts
     ]
-    on_device = torch.from_numpy(np.pad(np.stack(numbers), ((0, 0), (0, 1)))).to(device)  # the last one is no front
-    depth, size_, missing, own_shift, border_shift, source_shift, row_shift, corner = on_device
-    padded = -(-fronts // 4) * 4  # aligned starts, for which Triton compiles the kernels
-    size_start = padded.cumsum() - padded
-    aligned = np.zeros((2, padded.sum()), np.int32)
-    aligned[:, size_start[of] + at] = sizes
-    own_size, border_size = torch.from_numpy(aligned).to(device)
+    on_device = torch.from_numpy(np.pad(layout, ((0, 0), (0, 1)))).to(device)  # the last one is no front
+    front_depth, front_size, missing, own_shift, border_shift, source_shift, row_shift, corner = on_device
+    padded = -(-fronts // 4) * 4  # Triton compiles kernels for aligned arrays
+    aligned = padded.cumsum() - padded
+    counts = np.zeros((2, padded.sum()), np.int32)
+    counts[:, aligned[depth] + at] = filled
+    own_size, border_size = torch.from_numpy(counts).to(device)
 
-    own = own_keys % stride
-    slot = torch.arange(len(own), device=device) + own_shift[own_keys // stride]
-    own_slot = torch.zeros_like(level).index_put((own,), slot)
+    own, own_slots = own_keys % stride, torch.arange(len(own_keys), device=device) + own_shift[own_keys // stride]
+    slot = torch.zeros_like(level).index_put((own,), own_slots)  # of each vertex among the own ones
     vertices = torch.full((int(slot_start[-1]),), stride - 1, device=device)
-    vertices[slot] = own
+    vertices[own_slots] = own
     vertices[torch.arange(len(keys), device=device) + border_shift[keys // stride]] = keys % stride
-    # The row of each vertex in the updates of both children.
-    keys, nodes = (torch.cat([x, x.new_full((1,), torch.iinfo(x.dtype).max)]) for x in (keys, nodes))
+    # The row of the vertex of each slot in the updates of both children. Largest numbers end each search.
+    keys, nodes = (torch.cat([found, found.new_full((1,), torch.iinfo(found.dtype).max)]) for found in (keys, nodes))
     children = 2 * nodes[:-1] + torch.arange(2, device=device)[:, None]
     child = torch.searchsorted(nodes, children)
-    child = torch.where(nodes[child] == children, child, len(of))
-    slot_front = torch.arange(len(of), device=device).repeat_interleave(size_[:-1], output_size=len(vertices))
-    child, missing = child[:, slot_front], missing[slot_front]
+    child = torch.where(nodes[child] == children, child, len(depth))
+    front_of_slot = torch.arange(len(depth), device=device).repeat_interleave(
+        front_size[:-1], output_size=len(vertices)
+    )
+    child, missing = child[:, front_of_slot], missing[front_of_slot]
     wanted = child * stride + vertices
     found = torch.searchsorted(keys, wanted)
     there = keys[found] == wanted
     sources = torch.where(there, found + source_shift[child], missing)
     places = torch.where(there, found - first[child], missing)
     child_rows = torch.where(there, found + row_shift[child], -1)
-    # The places of the entries.
+    # The places of the entries in the fronts.
     row, column = rows[entries], columns[entries]
     front = front[column]
     border_slot = torch.searchsorted(keys, front * stride + row) + border_shift[front]
-    row_slot = torch.where(climb[entries] == 0, own_slot[row], border_slot)
-    targets = row_slot * size_[front] + own_slot[column] + corner[front]
+    row_slot = torch.where(climb[entries] == 0, slot[row], border_slot)
+    targets = row_slot * front_size[front] + slot[column] + corner[front]
 
     levels = []
     for i in reversed(range(count)):
-        slots, part = slice(slot_start[i], slot_start[i + 1]), slice(entry_start[i], entry_start[i + 1])
-        shape, some = (int(fronts[i]), int(size[i])), slice(size_start[i], size_start[i] + fronts[i])
+        shape = int(fronts[i]), int(sizes[i])
+        slots, of_front = slice(slot_start[i], slot_start[i + 1]), slice(aligned[i], aligned[i] + fronts[i])
         of_children = (table[:, slots].view(2, *shape) for table in (sources, places, child_rows))
-        sizes_ = own_size[some], border_size[some]
+        mine = slice(entry_start[i], entry_start[i + 1])
         levels.append(
-            _Level(vertices[slots].view(shape), int(width[i]), *sizes_, *of_children, entries[part], targets[part])
+            _Level(
+                vertices[slots].view(shape),
+                int(widths[i]),
+                own_size[of_front],
+                border_size[of_front],
+                *of_children,
+                entries[mine],
+                targets[mine],
+            )
         )
-    return levels, (nodes[:-1] >> depth[:-1]) - graphs
+    return levels, (nodes[:-1] >> front_depth[:-1]) - graphs
 
 
 def _eliminate(level: _Level, values: Tensor, diagonal: Tensor, updates: Tensor) -> tuple[FrontLevel, Tensor, Tensor]:
