@@ -91,26 +91,23 @@ class MultifrontalCholesky:
 class _Level(NamedTuple):
     """The fronts of a level, one for each of its F regions.
 
+    width: T
     vertices: (F, T + R), the T vertices of each region's separator, then its border, the R vertices of upper separators
         that it touches; n where there is none
-    width: T
+    children: (3, 2, F, T + R), the row of each vertex in the updates of both children, counted over all fronts, its row
+        in its front, and `FrontLevel.child_rows`
     own_size, border_size: (F,) int32
-    sources, places: (2, F, T + R), the row of each vertex in the updates of both children, counted over all fronts, and
-        in its front
-    child_rows: (2, F, T + R), see `FrontLevel`
     entries, targets: the entries of the matrix that the fronts begin with, and their places in the fronts
 
     Each front subtracts an update from upper fronts. An update has a row for each vertex of the border, and one of
     zeros for missing vertices.
     """
 
-    vertices: Tensor
     width: int
+    vertices: Tensor
+    children: Tensor
     own_size: Tensor
     border_size: Tensor
-    sources: Tensor
-    places: Tensor
-    child_rows: Tensor
     entries: Tensor
     targets: Tensor
 
@@ -184,16 +181,15 @@ def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor
     children = 2 * nodes[:-1] + torch.arange(2, device=device)[:, None]
     child = torch.searchsorted(nodes, children)
     child = torch.where(nodes[child] == children, child, len(depth))
-    front_of_slot = torch.arange(len(depth), device=device).repeat_interleave(
-        front_size[:-1], output_size=len(vertices)
-    )
-    child, missing = child[:, front_of_slot], missing[front_of_slot]
+    all_fronts = torch.arange(len(depth), device=device)
+    of_slot = all_fronts.repeat_interleave(front_size[:-1], output_size=len(vertices))
+    child, missing = child[:, of_slot], missing[of_slot]
     wanted = child * stride + vertices
     found = torch.searchsorted(keys, wanted)
     there = keys[found] == wanted
     sources = torch.where(there, found + source_shift[child], missing)
     places = torch.where(there, found - first[child], missing)
-    child_rows = torch.where(there, found + row_shift[child], -1)
+    in_children = torch.stack([sources, places, torch.where(there, found + row_shift[child], -1)])
     # The places of the entries in the fronts.
     row, column = rows[entries], columns[entries]
     front = front[column]
@@ -203,21 +199,10 @@ def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor
 
     levels = []
     for i in reversed(range(count)):
-        shape = int(fronts[i]), int(sizes[i])
-        slots, of_front = slice(slot_start[i], slot_start[i + 1]), slice(aligned[i], aligned[i] + fronts[i])
-        of_children = (table[:, slots].view(2, *shape) for table in (sources, places, child_rows))
-        mine = slice(entry_start[i], entry_start[i + 1])
-        levels.append(
-            _Level(
-                vertices[slots].view(shape),
-                int(widths[i]),
-                own_size[of_front],
-                border_size[of_front],
-                *of_children,
-                entries[mine],
-                targets[mine],
-            )
-        )
+        slots, mine = slice(slot_start[i], slot_start[i + 1]), slice(entry_start[i], entry_start[i + 1])
+        shape, some = (int(fronts[i]), int(sizes[i])), slice(aligned[i], aligned[i] + fronts[i])
+        tables = vertices[slots].view(shape), in_children[..., slots].view(3, 2, *shape)
+        levels.append(_Level(int(widths[i]), *tables, own_size[some], border_size[some], entries[mine], targets[mine]))
     return levels, (nodes[:-1] >> front_depth[:-1]) - graphs
 
 
@@ -234,8 +219,8 @@ def _eliminate(level: _Level, values: Tensor, diagonal: Tensor, updates: Tensor)
     fronts.view(-1)[level.targets] = values[level.entries]
     fronts.diagonal(dim1=1, dim2=2)[:, :width] = diagonal[own]
     together = max(1, MAX_ENTRIES // size**2)
-    tables = (table.split(together, 1) for table in (level.sources, level.places))  # type: ignore[no-untyped-call]
-    for group, sources, places in zip(fronts.split(together), *tables, strict=True):  # type: ignore[no-untyped-call]
+    groups = zip(fronts.split(together), level.children.split(together, 2), strict=True)  # type: ignore[no-untyped-call]
+    for group, (sources, places, _) in groups:
         for source, place in zip(sources, places, strict=True):
             group += updates[source[:, :, None], place[:, None, :]]
     factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
@@ -243,6 +228,5 @@ def _eliminate(level: _Level, values: Tensor, diagonal: Tensor, updates: Tensor)
     half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
     below = fronts[:, width:, :width] @ half.mT
     update = fronts[:, width:, width:] - below @ below.mT
-    sizes = level.own_size, level.border_size
-    result = FrontLevel(own.int(), border.int(), *sizes, level.child_rows.int(), half.mT @ half, below @ half)
-    return result, pad(update, (0, 1, 0, 1)).flatten(0, 1), info
+    tables = own.int(), border.int(), level.own_size, level.border_size, level.children[2].int()
+    return FrontLevel(*tables, half.mT @ half, below @ half), pad(update, (0, 1, 0, 1)).flatten(0, 1), info
