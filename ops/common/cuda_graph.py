@@ -131,9 +131,8 @@ def replayed(function: Callable[[Tensor], T], example: Tensor) -> Callable[[Tens
     def replay(new: Tensor) -> T:
         buffer.copy_(new)
         if recorded:
-            graph, result = recorded[0]
-            graph.replay()
-            return result
+            recorded[0][0].replay()
+            return recorded[0][1]
         with capturable_stream(buffer.device):
             first = function(buffer)
             recorded.append(record(lambda: function(buffer)))

@@ -106,8 +106,7 @@ def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Te
     counts = torch.tensor([len(vertices) for vertices in taken]).to(graph.device)
     vertices = torch.cat(taken)
     region[vertices] = torch.cat(regions)
-    depths = torch.arange(len(taken), device=graph.device)
-    level[vertices] = depths.repeat_interleave(counts, output_size=len(vertices))
+    level[vertices] = torch.arange(len(taken), device=graph.device).repeat_interleave(counts, output_size=len(vertices))
     return Dissection(level, region)
 
 

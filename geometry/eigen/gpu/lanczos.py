@@ -25,7 +25,8 @@ from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.functional_maps import reference
 from diffnet.ops.sparse.reference import csr_tensor
 
-# Constants of the generator SplitMix64 (Steele et al. 2014), as signed numbers.
+# Constants of the generator SplitMix64 (Steele et al. 2014), as signed numbers. PyTorch's generators draw other numbers
+# on other devices, and NumPy's takes 4 ms for 32,000 vertices.
 GOLDEN_RATIO = 0x9E3779B97F4A7C15 - 2**64
 SPLITMIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
 CHUNK = 1024  # rows of a scalar product that are added up at once; several chunks of a component fill the GPU
@@ -159,10 +160,7 @@ class BatchedShiftInvert:
         return function(rows.mT.reshape(-1, count)).view(components, size, count).mT.contiguous()
 
     def start(self, count: int) -> Tensor:
-        """Random rows orthogonal to the constant, the same at every call and on every device.
-
-        PyTorch's generators draw other numbers on other devices. NumPy's takes 4 ms for 32,000 vertices.
-        """
+        """Random rows orthogonal to the constant, the same at every call and on every device."""
         bits = torch.arange(1, 1 + count * self.size, device=self.device) * GOLDEN_RATIO
         for shift, factor in SPLITMIX:
             bits = (bits ^ (bits >> shift)) * factor
