@@ -114,25 +114,28 @@ def forget_recording(device: torch.device) -> None:
     generator.graphsafe_set_state(generator.clone_state())
 
 
-def replayed(function: Callable[[Tensor], Tensor], example: Tensor) -> Callable[[Tensor], Tensor]:
+def replayed(function: Callable[[Tensor], T], example: Tensor) -> Callable[[Tensor], T]:
     """A function of tensors of one shape as a CUDA graph, if the example is on a GPU. Each call overwrites the result.
 
     Launching a hundred small kernels from Python takes longer than the kernels themselves. A graph launches them at
-    once.
+    once. The first call runs the function as it is, and records it while the GPU works.
 
     The function is returned unchanged on the CPU, and while other threads run: during a recording, CUDA lets no other
     thread wait for the device.
     """
     if not example.is_cuda or threading.active_count() > 1:
         return function
-    buffer = example.clone()
-    with capturable_stream(example.device):
-        function(buffer)
-        graph, result = record(lambda: function(buffer))
+    buffer = torch.empty_like(example)
+    recorded: list[tuple[torch.cuda.CUDAGraph, T]] = []
 
-    def replay(new: Tensor) -> Tensor:
+    def replay(new: Tensor) -> T:
         buffer.copy_(new)
-        graph.replay()
-        return result
+        if recorded:
+            recorded[0][0].replay()
+            return recorded[0][1]
+        with capturable_stream(buffer.device):
+            first = function(buffer)
+            recorded.append(record(lambda: function(buffer)))
+        return first
 
     return replay

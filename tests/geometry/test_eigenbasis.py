@@ -21,8 +21,9 @@ from diffnet.geometry import MeshError, eigenbases, eigenbasis, laplacian_and_ma
 from diffnet.geometry.eigen import checks as eigenpair_checks, cpu, lanczos, problem as eigenproblem
 from diffnet.geometry.eigen.cpu import smallest_pairs
 from diffnet.geometry.eigen.gpu import batches as eigenbases_on_gpu
+from diffnet.geometry.eigen.gpu.dissection import LEAF, nested_dissection
 from diffnet.geometry.eigen.gpu.lanczos import largest_pairs
-from diffnet.geometry.eigen.gpu.multifrontal import LEAF, MultifrontalCholesky, nested_dissection
+from diffnet.geometry.eigen.gpu.multifrontal import MultifrontalCholesky
 from diffnet.geometry.eigen.lanczos import KrylovSpace
 from diffnet.geometry.eigen.problem import Pairs, Problem
 

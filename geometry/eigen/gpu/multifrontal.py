@@ -2,7 +2,7 @@
 
 A solve with the usual sparse factor takes one column after another, which leaves a GPU idle. Here each separator of a
 nested dissection is eliminated as a block, and all separators of a level are eliminated together. A solve then consists
-of batched products on about ten levels. The dissection, too, consists of operations on whole arrays, which suit a GPU.
+of batched products on about ten levels.
 """
 
 from __future__ import annotations
@@ -16,188 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffnet.geometry.eigen.gpu.dissection import Dissection, nested_dissection
 from diffnet.ops.common.backend import HAS_TRITON
 from diffnet.ops.common.cuda_graph import replayed
 from diffnet.ops.fronts import reference
 from diffnet.ops.fronts.reference import FrontLevel
 
-LANDMARKS = 6  # in each graph
-# The axes and the diagonals of a cube. The factors of RNA surfaces are 4 % smaller than with the axes alone, and 9 %
-# smaller than with distances on the surface. With the diagonals of the cube's faces, too, they would be 5 % smaller,
-# and twice as many cuts would be compared.
-DIRECTIONS = [(1.0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (1, 1, -1), (1, -1, 1), (-1, 1, 1)]
-MAX_STEPS = 2**20  # to which the values of a function in a graph are rounded before they are sorted
-LEAF = 64  # vertices; regions up to this size aren't cut
 MAX_ENTRIES = 1 << 26  # entries of the fronts that are assembled together
-
-
-class Dissection(NamedTuple):
-    """Graphs that are cut in two by separators, recursively (George 1973).
-
-    level: (n,) int64, the level at which each vertex became part of a separator or of a leaf; −1 for vertices of no
-        graph
-    region: (n,) int64, the region of that level that holds the vertex. The regions of level 0 are the graphs. Region r
-        is cut into the regions 2r and 2r + 1 of the next level.
-    """
-
-    level: Tensor
-    region: Tensor
-
-
-def nested_dissection(tails: Tensor, heads: Tensor, graph: Tensor, positions: Tensor | None = None) -> Dissection:
-    """Dissect connected graphs. The result is the same at every call.
-
-    tails, heads: (E,) int64, all edges in both directions, without loops
-    graph: (n,) int64, the graph that each vertex belongs to; −1 for none
-    positions: (n, 3) floating point, the places of the vertices, if there are any
-
-    A candidate cut halves a region at the median of a function on its vertices. Each region takes the cut with the
-    smallest separator. The functions are the coordinates along several directions. Without positions, they are the
-    distances from landmarks and the differences of two such distances.
-    """
-    level = torch.full_like(graph, -1)
-    region = graph.clone()
-    vertices = (graph >= 0).nonzero()[:, 0]
-    if len(vertices) == 0:
-        return Dissection(level, region)
-    if positions is None:
-        distances = _distances(tails, heads, graph)
-        first, second = torch.triu_indices(len(distances), len(distances), 1, device=graph.device)
-        functions = torch.cat([distances, distances[first] - distances[second]])
-    else:
-        functions = positions.T[:, None] * positions.new_tensor(DIRECTIONS).T[:, :, None]
-        functions = functions[0] + functions[1] + functions[2]
-    # The vertices of each region stand together, in the order of one function in each row.
-    number, size = graph[vertices].unique(return_counts=True)  # type: ignore[no-untyped-call]
-    order = vertices[_keys(functions[:, vertices], graph[vertices]).argsort(dim=1, stable=True)]
-    sizes = size.cpu().numpy()
-    depth = 0
-    while len(sizes):
-        index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=order.shape[1])
-        if (sizes <= LEAF).any():  # Regions that are small enough are leaves. Some are empty.
-            small = (size <= LEAF)[index]
-            leaf, inner = small.nonzero()[:, 0], (~small).nonzero()[:, 0]
-            level[order[0, leaf]] = depth
-            region[order[0, leaf]] = number[index[leaf]]
-            large = torch.from_numpy(np.flatnonzero(sizes > LEAF)).to(graph.device)
-            order, number, size, sizes = order[:, inner], number[large], size[large], sizes[sizes > LEAF]
-            if len(sizes) == 0:
-                break
-            index = torch.arange(len(size), device=graph.device).repeat_interleave(size, output_size=len(inner))
-
-        start = size.cumsum(0) - size
-        later = 2 * (torch.arange(len(index), device=graph.device) - start[index]) >= size[index]
-        whole = torch.where(level < 0, region, -1)  # the regions that are still to be cut, and the edges inside
-        live = ((whole[tails] == whole[heads]) & (whole[tails] >= 0)).nonzero()[:, 0]
-        tails, heads = tails[live], heads[live]
-        side = torch.zeros(len(order), len(level), dtype=torch.bool, device=level.device)
-        side.scatter_(1, order, later.expand_as(order))
-        border = torch.zeros_like(side)
-        candidate, edge = (side[:, tails] != side[:, heads]).nonzero(as_tuple=True)
-        border[candidate, tails[edge]] = True
-        # The border of one side separates it from the other side.
-        touched = border.gather(1, order)
-        lengths = torch.cat([_totals(touched & ~later, start, size), _totals(touched & later, start, size)])
-        choice = lengths.argmin(0)
-        of_side, cut = (choice // len(order)).bool(), choice % len(order)
-
-        vertices = order[0]
-        later = side[cut[index], vertices]
-        separates = border[cut[index], vertices] & (later == of_side[index])
-        level[vertices] = torch.where(separates, depth, -1)
-        region[vertices] = torch.where(separates, number[index], 2 * number[index] + later)
-        # Each row keeps its order in the parts of each region: first half, second half, separator.
-        part = torch.zeros_like(level)
-        part[vertices] = torch.where(separates, 2, later.long())
-        order, size = _parted(order, part[order], index, start, size)
-        number = torch.stack([2 * number, 2 * number + 1], 1).flatten()
-        sizes = size.cpu().numpy()
-        order = order[:, : int(sizes.sum())]
-        depth += 1
-    return Dissection(level, region)
-
-
-def _distances(tails: Tensor, heads: Tensor, graph: Tensor) -> Tensor:
-    """The number of edges (LANDMARKS, n) from each vertex to landmarks that are far from each other."""
-    inside = graph >= 0
-    count = int(graph.max()) + 1 if len(graph) else 0
-    vertices = torch.arange(len(graph), device=graph.device)
-
-    def farthest(distance: Tensor) -> Tensor:
-        """The vertex of each graph with the largest distance."""
-        key = distance * len(graph) + vertices
-        best = torch.full((count,), -1, device=graph.device).scatter_reduce_(0, graph[inside], key[inside], "amax")
-        return best[best >= 0] % len(graph)
-
-    def sixteen_hops(distance: Tensor) -> Tensor:
-        for _ in range(16):  # without looking at the result, which would make a GPU wait
-            distance = distance.scatter_reduce(0, tails, distance[heads] + 1, "amin")
-        return distance
-
-    further = replayed(sixteen_hops, graph)
-
-    def hops(sources: Tensor) -> Tensor:
-        distance = torch.full_like(graph, len(graph))
-        distance[sources] = 0
-        while True:
-            before, distance = distance, further(distance).clone()
-            if torch.equal(distance, before):
-                return distance
-
-    nearest = hops(farthest(torch.zeros_like(graph)))
-    fields = [nearest]
-    for _ in range(LANDMARKS - 1):
-        fields.append(hops(farthest(nearest)))
-        nearest = torch.minimum(nearest, fields[-1])
-    return torch.stack(fields)
-
-
-def _keys(values: Tensor, graph: Tensor) -> Tensor:
-    """int32 keys (functions, live) that put the graphs one after another, and the values of each function in order."""
-    count = int(graph.max()) + 1
-    steps = min(MAX_STEPS, 2**31 // count)
-    lowest, highest = (
-        values.new_zeros(len(values), count).scatter_reduce(1, graph.expand_as(values), values, how, include_self=False)
-        for how in ("amin", "amax")
-    )
-    share = (values - lowest[:, graph]) / (highest - lowest)[:, graph].clamp(min=torch.finfo(torch.float64).tiny)
-    return ((graph * steps) + (share * (steps - 1)).long()).int()
-
-
-def _totals(mask: Tensor, start: Tensor, size: Tensor) -> Tensor:
-    """The number of True of each region in each row of a mask (rows, live), whose regions stand together."""
-    before = _counted_before(mask)
-    return before[:, start + size] - before[:, start]
-
-
-def _counted_before(mask: Tensor) -> Tensor:
-    """The number of True before each place of a mask (rows, n) and after the last one, (rows, n + 1).
-
-    The rows begin with different numbers, so only differences within a row have a meaning. The sum runs over the flat
-    mask, because PyTorch sums up each row of a matrix on one multiprocessor, and a vector on all.
-    """
-    sums = pad(mask.flatten().cumsum(0), (1, 0))
-    return sums.as_strided((len(mask), mask.shape[1] + 1), (mask.shape[1], 1))
-
-
-def _parted(order: Tensor, part: Tensor, index: Tensor, start: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    """The order with part 0 before part 1 in each region and part 2 behind all, and the sizes (2 · regions,) of both.
-
-    index: (live,) the region at each place; start, size: the first place of each region, and the number of its places
-    """
-    within = torch.zeros_like(order)
-    first = torch.zeros_like(start)
-    sizes = []
-    for half in (0, 1):
-        mine = part == half
-        count = _counted_before(mine)
-        before = count[:, start]
-        within = torch.where(mine, first[index] + count[:, :-1] - before[:, index], within)
-        sizes.append(count[0, start + size] - before[0])
-        first = first + sizes[-1]
-    starts = first.cumsum(0) - first  # where each region starts in the new order
-    target = torch.where(part < 2, starts[index] + within, order.shape[1] - 1)
-    return torch.empty_like(order).scatter_(1, target, order), torch.stack(sizes, 1).flatten()
 
 
 class MultifrontalCholesky:
@@ -224,16 +49,15 @@ class MultifrontalCholesky:
     ) -> None:
         self._levels: list[FrontLevel] = []  # from the leaves to the root
         dissection = nested_dissection(rows, columns, graph, positions)
-        updates, level = values.new_zeros(1, 1, 1), None
-        fronts, infos = [graph[:0]], [graph[:0] < 0]  # of each level: a vertex of each front, and whether it failed
-        for depth in reversed(range(int(dissection.level.max()) + 1)):
-            level = _Level(depth, dissection, rows, columns, level)
-            factor, updates, failed = level.eliminate(dissection.level, rows, columns, values, diagonal, updates)
-            fronts.append(level.own[:, 0])
-            infos.append(failed)
+        levels, graphs = _tables(dissection, graph, rows, columns)
+        diagonal, updates = pad(diagonal, (0, 1), value=1.0), values.new_zeros(1, 1)
+        infos = [graph[:0].int()]
+        for level in levels:
+            factor, updates, info = _eliminate(level, values, diagonal, updates)
             self._levels.append(factor)
+            infos.append(info)
         # The blocks that aren't positive definite; their solutions are meaningless.
-        self.failed = set(graph[torch.cat(fronts)[torch.cat(infos)]].tolist())
+        self.failed = set(graphs[torch.cat(infos[::-1]) != 0].tolist())
         self._solve_for: dict[int, Callable[[Tensor], Tensor]] = {}
         self._fronts: ModuleType = reference
         if HAS_TRITON and values.is_cuda:
@@ -264,109 +88,145 @@ class MultifrontalCholesky:
         return solution
 
 
-class _Level:
+class _Level(NamedTuple):
     """The fronts of a level, one for each of its F regions.
 
-    own: (F, T), the vertices of each region's separator
-    border: (F, R), the vertices of upper separators that the region touches
+    width: T
+    vertices: (F, T + R), the T vertices of each region's separator, then its border, the R vertices of upper separators
+        that it touches; n where there is none
+    children: (3, 2, F, T + R), the row of each vertex in the updates of both children, counted over all fronts, its row
+        in its front, and `FrontLevel.child_rows`
+    own_size, border_size: (F,) int32
+    entries, targets: the entries of the matrix that the fronts begin with, and their places in the fronts
 
-    Places without a vertex hold n. Each front subtracts an update from upper fronts. An update has a row for each
-    vertex of the border. The tensor of updates has one more front and one more row, both of zeros, for missing ones.
+    Each front subtracts an update from upper fronts. An update has a row for each vertex of the border, and one of
+    zeros for missing vertices.
     """
 
-    def __init__(
-        self, depth: int, dissection: Dissection, rows: Tensor, columns: Tensor, children: _Level | None
-    ) -> None:
-        self.depth = depth
-        self.stride = len(dissection.level) + 1
-        inside = dissection.level >= depth
-        region = torch.where(inside, dissection.region >> (dissection.level - depth).clamp(min=0), -1)
-        vertices = (dissection.level == depth).nonzero()[:, 0]
-        regions = dissection.region[vertices]
-        if children is not None:
-            regions = torch.cat([regions, children.regions >> 1])
-        self.regions: Tensor = regions.unique()  # type: ignore[no-untyped-call]
-        self.front = torch.searchsorted(self.regions, region)  # (n,), valid for vertices inside
-
-        own_keys = (self.front[vertices] * self.stride + vertices).sort().values
-        touch = (inside[columns] & ~inside[rows]).nonzero()[:, 0]
-        keys = (self.front[columns[touch]] * self.stride + rows[touch]).unique()  # type: ignore[no-untyped-call]
-        own_first, self.first = self._starts(own_keys), self._starts(keys)
-        widths = torch.stack([own_first.diff().max(), self.first.diff().max()]).tolist()
-        self.own: Tensor = self._table(own_keys, own_first, widths[0])
-        self.border: Tensor = self._table(keys, self.first, widths[1])
-        self.keys = torch.cat([keys, keys.new_full((1,), torch.iinfo(keys.dtype).max)])
-
-        # The row of each own and each border vertex in the updates of both children, counted over all fronts.
-        vertices = torch.cat([self.own, self.border], 1)
-        self.child_rows = torch.zeros(2, *vertices.shape, dtype=torch.int64, device=rows.device)
-        self.child_size, self.children = 1, 0
-        if children is not None:
-            self.children = len(children.regions)
-            self.child_size = children.border.shape[1] + 1
-            sides = torch.arange(2, device=rows.device)[:, None]
-            child = _find(children.regions, 2 * self.regions + sides, self.children)[:, :, None]
-            self.child_rows = child * self.child_size + children.border_place(child, vertices)
-
-    def _starts(self, keys: Tensor) -> Tensor:
-        """The first key's index of each front, and the number of keys. keys: sorted, front · stride + vertex"""
-        return torch.searchsorted(keys, torch.arange(len(self.regions) + 1, device=keys.device) * self.stride)
-
-    def _table(self, keys: Tensor, first: Tensor, width: int) -> Tensor:
-        """A table of the vertices of each front."""
-        front = keys // self.stride
-        place = torch.arange(len(keys), device=keys.device) - first[front]
-        table = keys.new_full((len(self.regions), max(1, width)), self.stride - 1)
-        table[front, place] = keys % self.stride
-        return table
-
-    def border_place(self, front: Tensor, vertex: Tensor) -> Tensor:
-        """The place of a vertex in the border of a front; R if it isn't there."""
-        at = _find(self.keys, front * self.stride + vertex, -1)
-        return torch.where(at >= 0, at - self.first[front], self.border.shape[1])
-
-    def eliminate(
-        self, level: Tensor, rows: Tensor, columns: Tensor, values: Tensor, diagonal: Tensor, updates: Tensor
-    ) -> tuple[FrontLevel, Tensor, Tensor]:
-        """Eliminate the own vertices of all fronts.
-
-        Returns the factor, the updates, and a mask (F,) of the fronts that aren't positive definite.
-        """
-        (count, width), size = self.own.shape, self.child_rows.shape[2]
-        # The matrix's entries in columns of `own` and in rows of `own` or of the border.
-        mine = ((level[columns] == self.depth) & (level[rows] <= self.depth)).nonzero()[:, 0]
-        row, column = rows[mine], columns[mine]
-        places = torch.arange(width, device=rows.device)
-        place = level.new_zeros(self.stride)
-        place[self.own] = places.expand_as(self.own)
-        at = torch.where(level[row] == self.depth, place[row], width + self.border_place(self.front[column], row))
-        fronts = values.new_zeros(count, size, size)
-        fronts[self.front[column], at, place[column]] = values[mine]
-        # Places without a vertex get a 1 on the diagonal.
-        fronts[:, places, places] = pad(diagonal, (0, 1), value=1.0)[self.own]
-
-        flat = updates.flatten()
-        together = max(1, MAX_ENTRIES // size**2)
-        groups = zip(fronts.split(together), self.child_rows.split(together, 1), strict=True)  # type: ignore[no-untyped-call]
-        for group, sources in groups:
-            for source in sources:
-                group += flat[source[:, :, None] * self.child_size + source[:, None, :] % self.child_size]
-        factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
-        identity = torch.eye(width, dtype=values.dtype, device=values.device)
-        half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-        below = fronts[:, width:, :width] @ half.mT
-        update = fronts[:, width:, width:] - below @ below.mT
-        return self._factor(half.mT @ half, below @ half), pad(update, (0, 1, 0, 1, 0, 1)), info != 0
-
-    def _factor(self, inverse: Tensor, coupling: Tensor) -> FrontLevel:
-        child, place = self.child_rows // self.child_size, self.child_rows % self.child_size
-        height = self.child_size - 1
-        rows = torch.where((child < self.children) & (place < height), child * height + place, -1)
-        own_size, border_size = ((table < self.stride - 1).sum(1).int() for table in (self.own, self.border))
-        return FrontLevel(self.own.int(), self.border.int(), own_size, border_size, rows.int(), inverse, coupling)
+    width: int
+    vertices: Tensor
+    children: Tensor
+    own_size: Tensor
+    border_size: Tensor
+    entries: Tensor
+    targets: Tensor
 
 
-def _find(sorted_keys: Tensor, keys: Tensor, missing: int) -> Tensor:
-    """The indices of keys in sorted keys; `missing` for keys that aren't there."""
-    at = torch.searchsorted(sorted_keys, keys).clamp(max=len(sorted_keys) - 1)
-    return torch.where(sorted_keys[at] == keys, at, missing)
+def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor) -> tuple[list[_Level], Tensor]:
+    """The levels from the leaves to the root, and the graph of each front from the root to the leaves.
+
+    The tables of all levels are made together, since each operation takes as long as for one level.
+    """
+    level, region = dissection
+    device, count = level.device, int(level.max()) + 1
+    if count == 0:
+        return [], graph[:0]
+    graphs, stride = int(graph.max()) + 1, len(level) + 1
+    depths = torch.arange(count + 1, device=device)
+    # Regions are nodes of trees. The roots have the numbers from `graphs` on, and i has the children 2i and 2i + 1.
+    node = (graphs << level.clamp(min=0)) + region
+    inside = (level >= 0).nonzero()[:, 0]
+    nodes = node[inside].unique() >> depths[:, None]  # type: ignore[no-untyped-call]
+    nodes = nodes[nodes >= graphs].unique()
+    front = torch.searchsorted(nodes, node)  # valid for vertices inside
+
+    # Keys are front · stride + vertex, for own vertices and for borders.
+    own_keys = (front[inside] * stride + inside).sort().values
+    climb = level[columns] - level[rows]
+    steps, edges = (depths[:, None] < climb).nonzero(as_tuple=True)
+    keys = torch.searchsorted(nodes, node[columns[edges]] >> steps) * stride + rows[edges]
+    keys = keys.unique()  # type: ignore[no-untyped-call]
+    firsts = torch.arange(len(nodes) + 1, device=device) * stride
+    own_first, first = torch.searchsorted(own_keys, firsts), torch.searchsorted(keys, firsts)
+    entries = (climb >= 0).nonzero()[:, 0]
+    of_entries, by_level = level[columns[entries]].to(torch.int8).sort(stable=True)
+    entries = entries[by_level]
+
+    # The layout, on the CPU: numbers of each level, and then of each front.
+    bounds = torch.searchsorted(nodes, graphs << depths), torch.searchsorted(of_entries, depths.to(torch.int8))
+    on_host = torch.cat([*bounds, own_first, first]).cpu().numpy()
+    start, entry_start, own_start, border_start = np.split(on_host, np.cumsum([count + 1, count + 1, len(firsts)]))
+    filled = np.stack([np.diff(own_start), np.diff(border_start)])
+    widths, heights = np.maximum.reduceat(filled, start[:-1], axis=1).clip(1)
+    fronts, sizes, child_heights = np.diff(start), widths + heights, np.append(heights[1:], 0)
+    slot_start = np.append(0, (fronts * sizes).cumsum())
+    depth = np.repeat(np.arange(count), fronts)
+    at, size, height = np.arange(len(depth)) - start[depth], sizes[depth], heights[depth]
+    base = slot_start[depth] + at * size  # the first of the front's slots in the tables of all levels
+    layout = [
+        depth,
+        size,
+        child_heights[depth],
+        base - own_start[:-1],  # from keys to slots
+        base + widths[depth] - border_start[:-1],
+        at * (height + 1) - border_start[:-1],  # from keys to rows of updates
+        at * height - border_start[:-1],
+        at * size**2 - base * (size + 1),  # from slots to places in the fronts
+    ]
+    on_device = torch.from_numpy(np.pad(layout, ((0, 0), (0, 1)))).to(device)  # the last one is no front
+    front_depth, front_size, missing, own_shift, border_shift, source_shift, row_shift, corner = on_device
+    padded = -(-fronts // 4) * 4  # Triton compiles kernels for aligned arrays
+    aligned = padded.cumsum() - padded
+    counts = np.zeros((2, padded.sum()), np.int32)
+    counts[:, aligned[depth] + at] = filled
+    own_size, border_size = torch.from_numpy(counts).to(device)
+
+    own, own_slots = own_keys % stride, torch.arange(len(own_keys), device=device) + own_shift[own_keys // stride]
+    slot = torch.zeros_like(level).index_put((own,), own_slots)  # of each vertex among the own ones
+    vertices = torch.full((int(slot_start[-1]),), stride - 1, device=device)
+    vertices[own_slots] = own
+    vertices[torch.arange(len(keys), device=device) + border_shift[keys // stride]] = keys % stride
+    # The row of the vertex of each slot in the updates of both children. Largest numbers end each search.
+    keys, nodes = (torch.cat([found, found.new_full((1,), torch.iinfo(found.dtype).max)]) for found in (keys, nodes))
+    children = 2 * nodes[:-1] + torch.arange(2, device=device)[:, None]
+    child = torch.searchsorted(nodes, children)
+    child = torch.where(nodes[child] == children, child, len(depth))
+    all_fronts = torch.arange(len(depth), device=device)
+    of_slot = all_fronts.repeat_interleave(front_size[:-1], output_size=len(vertices))
+    child, missing = child[:, of_slot], missing[of_slot]
+    wanted = child * stride + vertices
+    found = torch.searchsorted(keys, wanted)
+    there = keys[found] == wanted
+    sources = torch.where(there, found + source_shift[child], missing)
+    places = torch.where(there, found - first[child], missing)
+    in_children = torch.stack([sources, places, torch.where(there, found + row_shift[child], -1)])
+    # The places of the entries in the fronts.
+    row, column = rows[entries], columns[entries]
+    front = front[column]
+    border_slot = torch.searchsorted(keys, front * stride + row) + border_shift[front]
+    row_slot = torch.where(climb[entries] == 0, slot[row], border_slot)
+    targets = row_slot * front_size[front] + slot[column] + corner[front]
+
+    levels = []
+    for i in reversed(range(count)):
+        slots, mine = slice(slot_start[i], slot_start[i + 1]), slice(entry_start[i], entry_start[i + 1])
+        shape, some = (int(fronts[i]), int(sizes[i])), slice(aligned[i], aligned[i] + fronts[i])
+        tables = vertices[slots].view(shape), in_children[..., slots].view(3, 2, *shape)
+        levels.append(_Level(int(widths[i]), *tables, own_size[some], border_size[some], entries[mine], targets[mine]))
+    return levels, (nodes[:-1] >> front_depth[:-1]) - graphs
+
+
+def _eliminate(level: _Level, values: Tensor, diagonal: Tensor, updates: Tensor) -> tuple[FrontLevel, Tensor, Tensor]:
+    """Eliminate the own vertices of all fronts.
+
+    diagonal: (n + 1,), with a 1 for places without a vertex
+
+    Returns the factor, the updates, and the number (F,) of the first minor of each front that isn't positive, or 0.
+    """
+    (count, size), width = level.vertices.shape, level.width
+    own, border = level.vertices[:, :width], level.vertices[:, width:]
+    fronts = values.new_zeros(count, size, size)
+    fronts.view(-1)[level.targets] = values[level.entries]
+    fronts.diagonal(dim1=1, dim2=2)[:, :width] = diagonal[own]
+    together = max(1, MAX_ENTRIES // size**2)
+    groups = zip(fronts.split(together), level.children.split(together, 2), strict=True)  # type: ignore[no-untyped-call]
+    for group, (sources, places, _) in groups:
+        for source, place in zip(sources, places, strict=True):
+            group += updates[source[:, :, None], place[:, None, :]]
+    factor, info = torch.linalg.cholesky_ex(fronts[:, :width, :width])
+    identity = torch.eye(width, dtype=values.dtype, device=values.device)
+    half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    below = fronts[:, width:, :width] @ half.mT
+    update = fronts[:, width:, width:] - below @ below.mT
+    tables = own.int(), border.int(), level.own_size, level.border_size, level.children[2].int()
+    return FrontLevel(*tables, half.mT @ half, below @ half), pad(update, (0, 1, 0, 1)).flatten(0, 1), info
