@@ -181,6 +181,18 @@ def test_a_batch_of_several_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tensors_on_the_cpu")
+def test_components_with_mixed_vertices_stay_on_the_gpu(
+    sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [sphere, trimesh.creation.torus(1, 0.4, 32, 16).apply_translation([9, 0, 0])]
+    laplacian, mass = problem(trimesh.util.concatenate(parts))
+    order = np.random.default_rng(0).permutation(len(mass))
+    monkeypatch.setattr(eigenbases_on_gpu, "pairs_on_cpu", None)
+    ((evals, evecs),) = together([(laplacian[order][:, order], mass[order])], 40)
+    assert_pairs(laplacian[order][:, order], mass[order], evals, evecs, eigenbasis(laplacian, mass, 40)[0])
+
+
+@pytest.mark.usefixtures("tensors_on_the_cpu")
 def test_a_batch_in_which_a_check_fails(sphere: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     def one_wrong(*args: Any) -> Any:
         values, rows = largest_pairs(*args)

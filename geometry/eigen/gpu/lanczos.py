@@ -56,7 +56,8 @@ class PackedProblem(NamedTuple):
         place[vertices] = torch.arange(len(vertices), device=vertices.device)
         rows, columns = place[self.rows], place[self.columns]
         inside = ((rows >= 0) & (columns >= 0)).nonzero()[:, 0]
-        rows, columns, values = rows[inside], columns[inside], self.values[inside]
+        rows, order = rows[inside].sort(stable=True)
+        columns, values = columns[inside][order], self.values[inside][order]
         positions = None if self.positions is None else self.positions[vertices]
         return PackedProblem(lengths, rows, columns, values, self.mass[vertices], positions)
 
