@@ -142,8 +142,9 @@ def global_tokens_forward_exchange_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_forward_give_back_kernel(
-    x, weights, returned, coefficients, ptr, out, rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr,
-    ONE_MESH: tl.constexpr, PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, weights, returned, coefficients, ptr, out, rows_size, meshes, span,
+    n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """(1 + γ) ∘ (x + w A y) + β at the rows of a span."""
     mesh, first, last = span_rows(tl.program_id(0), ptr, rows_size, meshes, span, ONE_MESH)
@@ -253,9 +254,9 @@ def global_tokens_backward_exchange_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_gather_kernel(
-    grad, x, mass, weights, share, state, grads, areas, coefficients, ptr, x_grad, partial, apart, rows_size, meshes, span,
-    n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    grad, x, mass, weights, share, state, grads, areas, coefficients, ptr, x_grad, partial, apart,
+    rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx at the rows of span s, and partial[s] = [dS, ds] over these rows."""
     index = tl.program_id(0)
