@@ -25,7 +25,7 @@ from diffnet.ops.common.precision import compute_dtype, without_autocast
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features.op import check_arguments, diffused_with_features, diffusion_block
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
-from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, option, takes
+from diffnet.options import BlockArchitecture, Checked, MLPNorm, about, takes
 from diffnet.spatial_gradient_features import Rotation, SpatialGradientFeatures, check_rotation
 
 GradientMode: TypeAlias = Literal["auto", "spectral", "sparse"]
@@ -49,20 +49,25 @@ ORIGINAL_NAMES = {
 class BlockDetails(Checked):
     """The options of a block that only code can choose."""
 
-    mlp_hidden: Sequence[int] | None = option(
-        None, "Widths of the hidden layers of the MLPs, (width, width) by default."
+    mlp_hidden: Sequence[int] | None = field(
+        default=None, metadata=about("Widths of the hidden layers of the MLPs, (width, width) by default.")
     )
-    gradient_features: bool = option(
-        True, "Whether to compute gradient features. Without them the network only diffuses."
+    gradient_features: bool = field(
+        default=True, metadata=about("Whether to compute gradient features. Without them the network only diffuses.")
     )
-    gradient_rotation: Rotation = option(True, "See `rotation` of `SpatialGradientFeatures`.")
-    gradient: GradientMode = option(
-        "auto",
-        "How gradients are computed, with the same result. spectral differentiates the basis; sparse applies the "
-        "gradient operators to the diffused features. auto is spectral on a GPU, and if the operators hold "
-        "`gradient_evecs`, else sparse.",
+    gradient_rotation: Rotation = field(default=True, metadata=about("See `rotation` of `SpatialGradientFeatures`."))
+    gradient: GradientMode = field(
+        default="auto",
+        metadata=about(
+            "How gradients are computed, with the same result. spectral differentiates the basis; sparse applies the "
+            "gradient operators to the diffused features. auto is spectral on a GPU, and if the operators hold "
+            "`gradient_evecs`, else sparse."
+        ),
     )
-    backend: Backend = option("auto", "torch for plain PyTorch, triton for the kernels, auto for the kernels on a GPU.")
+    backend: Backend = field(
+        default="auto",
+        metadata=about("torch for plain PyTorch, triton for the kernels, auto for the kernels on a GPU."),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ from diffnet.modulation import Modulation
 from diffnet.ops import Backend, segment_mean
 from diffnet.ops.common.precision import compute_dtype
 from diffnet.ops.mlp.op import NOTHING, Shared, mlp_with
-from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, option, takes
+from diffnet.options import Architecture, DiffusionMode, InitialTimes, MLPNorm, about, takes
 from diffnet.pair_attention import PairAttention
 from diffnet.shared_launches import shared_launches
 from diffnet.spatial_gradient_features import Rotation
@@ -38,31 +38,45 @@ Outputs: TypeAlias = Tensor | tuple[Tensor, ...]
 PLACES: tuple[OutputsAt, ...] = get_args(OutputsAt)  # the order of outputs at several
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class NetworkOptions(BlockDetails, Architecture):
     """The arguments of `DiffusionNet`."""
 
-    in_channels: int = field(kw_only=False, metadata=about("C_in.", least=1))
-    out_channels: int = field(kw_only=False, metadata=about("C_out.", least=1))
-    outputs_at: OutputsAt | tuple[OutputsAt, ...] = option(
-        "vertices",
-        "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted by "
-        "vertex areas. Or one of these for each of the C_out channels: the network then returns a tuple of tensors, "
-        "for vertices, faces, edges and meshes in this order, with the channels of each.",
+    in_channels: int = field(metadata=about("C_in.", least=1))
+    out_channels: int = field(metadata=about("C_out.", least=1))
+    outputs_at: OutputsAt | tuple[OutputsAt, ...] = field(
+        default="vertices",
+        kw_only=True,
+        metadata=about(
+            "vertices; faces or edges, the means over corners or ends; or global_mean, one output per mesh, weighted "
+            "by vertex areas. Or one of these for each of the C_out channels: the network then returns a tuple of "
+            "tensors, for vertices, faces, edges and meshes in this order, with the channels of each.",
+        ),
     )
-    vectors: int = option(
-        0,
-        "The first 3 · vectors outputs are vectors that turn with the mesh, see `TangentVectors`. With "
-        "`gradient_rotation=False`, they also mirror with it.",
-        least=0,
+    vectors: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "The first 3 · vectors outputs are vectors that turn with the mesh, see `TangentVectors`. With "
+            "`gradient_rotation=False`, they also mirror with it.",
+            least=0,
+        ),
     )
-    condition_channels: int = option(
-        0, "Numbers in the conditions of a mesh, such as a speed or a time, or 0.", least=0
+    condition_channels: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about("Numbers in the conditions of a mesh, such as a speed or a time, or 0.", least=0),
     )
-    pair_attention: int = option(
-        0, "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.", least=0
+    pair_attention: int = field(
+        default=0,
+        kw_only=True,
+        metadata=about(
+            "Layers of attention in pairs of meshes, one before each of the last blocks, see `PairAttention`.", least=0
+        ),
     )
-    last_activation: Activation | None = option(None, "Applied to the outputs, for example `torch.sigmoid`.")
+    last_activation: Activation | None = field(
+        default=None, kw_only=True, metadata=about("Applied to the outputs, for example `torch.sigmoid`.")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

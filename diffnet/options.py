@@ -20,7 +20,6 @@ S = TypeVar("S")
 DiffusionMode: TypeAlias = Literal["spectral", "implicit"]
 InitialTimes: TypeAlias = Literal["zero", "spread"]
 MLPNorm: TypeAlias = Literal["none", "layer", "rms"]
-NETWORK = "Network"  # the panel of the options of a network
 
 
 def about(
@@ -36,11 +35,8 @@ def about(
 
 
 def option(default: Any, help: str, *, panel: str | None = None, **more: Any) -> Any:
-    """The field of an option. panel: of the help of a command; more: see `about`"""
+    """The field of an option of a command, in a panel of its help. more: see `about`"""
     return field(default=default, metadata=about(help, panel=panel, **more))
-
-
-of_network = functools.partial(option, panel=NETWORK)
 
 
 class Checked:
@@ -99,25 +95,33 @@ def declared(options: type) -> dict[str, tuple[Any, Mapping[str, Any]]]:
 class Sizes(Checked):
     """The size of a network."""
 
-    width: int = of_network(128, "Channels inside the network.", least=1)
-    blocks: int = of_network(4, "DiffusionNet blocks.", least=1)
+    width: int = field(default=128, metadata=about("Channels inside the network.", least=1))
+    blocks: int = field(default=4, metadata=about("DiffusionNet blocks.", least=1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockArchitecture(Checked):
     """The options of a block that `diffnet train` has, too."""
 
-    diffusion: DiffusionMode = of_network("spectral", "spectral uses the eigenbasis; implicit solves a linear system.")
-    initial_times: InitialTimes = of_network("zero", "Diffusion times before training: zero, or spread from 1e-4 to 1.")
-    mlp_norm: MLPNorm = of_network("none", "Normalization of the input of the blocks' MLPs.")
-    attention_heads: int = of_network(0, "Heads of attention over one-rings in each block, or 0.", least=0)
-    global_tokens: int = of_network(
-        0,
-        "Tokens in the middle block that carry information across a whole mesh, also between components that don't "
-        "touch, or 0.",
-        least=0,
+    diffusion: DiffusionMode = field(
+        default="spectral", metadata=about("spectral uses the eigenbasis; implicit solves a linear system.")
     )
-    dropout: float = of_network(0.5, "Dropout inside the blocks' MLPs.", least=0, below=1)
+    initial_times: InitialTimes = field(
+        default="zero", metadata=about("Diffusion times before training: zero, or spread from 1e-4 to 1.")
+    )
+    mlp_norm: MLPNorm = field(default="none", metadata=about("Normalization of the input of the blocks' MLPs."))
+    attention_heads: int = field(
+        default=0, metadata=about("Heads of attention over one-rings in each block, or 0.", least=0)
+    )
+    global_tokens: int = field(
+        default=0,
+        metadata=about(
+            "Tokens in the middle block that carry information across a whole mesh, also between components that don't "
+            "touch, or 0.",
+            least=0,
+        ),
+    )
+    dropout: float = field(default=0.5, metadata=about("Dropout inside the blocks' MLPs.", least=0, below=1))
 
 
 @dataclass(frozen=True, kw_only=True)

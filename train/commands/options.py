@@ -19,7 +19,7 @@ from diffnet.geometry.mesh.mesh import FORMATS
 from diffnet.options import declared, value_kind
 from diffnet.pretrained import network_path
 from diffnet.train.console import console
-from diffnet.train.options.panels import of_run
+from diffnet.train.options.panels import NETWORK, of_run
 
 if TYPE_CHECKING:
     from diffnet import DiffusionNet
@@ -168,7 +168,7 @@ def _parameter(name: str, kind: Any, default: Any, help: str, **entries: Any) ->
         max=below - 0.01 if most is None and below is not None else most,
         metavar=entries.get("metavar"),
         callback=None if check is None else lambda value: _checked(check, value),
-        rich_help_panel=entries["panel"],
+        rich_help_panel=entries.get("panel", NETWORK),
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[kind, info], default=default)
 
