@@ -118,7 +118,7 @@ class Corners:
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""
-        return maxima(rows[self._groups.order], self._groups.lengths).view(-1, 3, *rows.shape[1:]).amax(1)
+        return _reduced(rows[self._groups.order], self._groups.lengths, "max").view(-1, 3, *rows.shape[1:]).amax(1)
 
 
 class Extents:
@@ -146,7 +146,7 @@ class Extents:
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of each extent, at least 0."""
         for lengths in self.levels:
-            rows = maxima(rows, lengths)
+            rows = _reduced(rows, lengths, "max")
         return rows
 
 
@@ -184,11 +184,6 @@ def sums(rows: Tensor, lengths: Tensor) -> Tensor:
     return _of_segments(rows, lengths, len(rows), False)
 
 
-def maxima(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Maxima of consecutive rows, at least 0. NaN stays NaN."""
-    return _reduced(rows, lengths, "max")
-
-
 class _Segments(torch.autograd.Function):
     """Sums of segments, or a row for each segment, repeated for each of its rows: each is the transpose of the other.
 
@@ -224,6 +219,7 @@ _of_segments: Callable[[Tensor, Tensor, int, bool], Tensor] = _Segments.apply
 
 
 def _reduced(rows: Tensor, lengths: Tensor, how: str) -> Tensor:
+    """Sums or maxima of consecutive rows, of which a maximum is at least 0. NaN stays NaN."""
     # On a GPU, PyTorch reduces a vector in another order than columns, with one block of threads for each segment.
     columns = rows[:, None] if rows.ndim == 1 else rows
     reduced = torch.segment_reduce(columns, how, lengths=lengths, axis=0, initial=0, unsafe=True)
