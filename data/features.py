@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from diffnet.geometry.preprocessing import many
 
 # __init__.pyi exports these three.
 from diffnet.geometry.preprocessing.many import load_meanwhile as load_meanwhile, precompute_all as precompute_all
+from diffnet.geometry.preprocessing.worker import CacheJob
 from diffnet.geometry.processes import available_cores as available_cores
 from diffnet.geometry.store.cache import remove_abandoned
 
@@ -67,10 +69,10 @@ def fill_cache(
     script; otherwise it raises WorkerError. Raises OSError if the cache folder can't be made.
     """
     remove_abandoned(cache_dir)
-    decisive, normalize = options.decisive, options.normalize
-    return many.store_operators(
-        sources, decisive, cache_dir, jobs, advance, device, ready, normalize=normalize, positions=positions
-    )
+    Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    job, place = CacheJob(options.decisive, cache_dir, options.normalize), torch.device(device)
+    run = many.OperatorRun(sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions)
+    return run.run()
 
 
 def input_features(

@@ -150,9 +150,7 @@ class DiffusionNetBlock(nn.Module):
         Raises ValueError for another shape, TypeError for operators of another type.
         """
         check_operators(operators)
-        if x.shape != (operators.num_vertices, self.channels):
-            expected = operators.num_vertices, self.channels
-            raise ValueError(f"x should have shape {expected}, shape is {tuple(x.shape)}")
+        check_tensor("x", x, (operators.num_vertices, self.channels))
         if modulation is not None:
             check_tensor("modulation", modulation, (len(operators), 2 * self.channels), operators.device)
         x = modulated_after_tokens(x, operators, self.tokens, modulation, self.backend)

@@ -10,8 +10,7 @@ from diffnet.arguments import is_plain
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
-from diffnet.ops.global_tokens.op import tokens_and_modulation
-from diffnet.ops.global_tokens.parameters import Parameters
+from diffnet.ops.global_tokens.op import Parameters, tokens_and_modulation
 
 
 class GlobalTokens(nn.Module):

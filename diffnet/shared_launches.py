@@ -57,7 +57,8 @@ def shared_launches(
         converted = operands(matrices, dtype, dot_precision(matrices[0]) if dtype == torch.float32 else "ieee")
     diffusions = [module.diffusion for module in modules if isinstance(module, DiffusionNetBlock)]
     keep_nonnegative([d.time for d in diffusions if d.training and type(d) is LearnedTimeDiffusion])
-    hidden = [len(each) - 1 if each and _drops(module) else 0 for each, module in zip(weights, modules, strict=True)]
+    draws = [isinstance(module, DiffusionNetBlock) and module.draws_numbers() for module in modules]
+    hidden = [len(each) - 1 if each and draw else 0 for each, draw in zip(weights, draws, strict=True)]
     seeds = new_seeds(sum(hidden), x.device).split_with_sizes(hidden) if any(hidden) else [None] * len(modules)
     rest = iter(converted)
     shares = [Shared(list(islice(rest, len(each))), s, True) for each, s in zip(weights, seeds, strict=True)]
@@ -73,10 +74,6 @@ def _weights(module: nn.Module) -> list[Tensor]:
         module.mlp.plain_parameters() if is_plain(module, DiffusionNetBlock) and type(module.mlp) is MLP else None
     )
     return [] if parameters is None else parameters[0]
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, DiffusionNetBlock) and module.mlp.current_dropout() > 0
 
 
 def compile_before_first_call(network: nn.Module, features: Tensor, operators: Operators, *further: Tensor) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet import DiffusionNet
-from diffnet.checkpoints.files import kind_of, read_checkpoint_file
+from diffnet.checkpoints.files import original_weights, read_checkpoint_file
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.checkpoints.training import VECTOR_BLOCKS, outputs_at_of
 from diffnet.data import ArrayStatistics, Statistics, TargetsAt, check_statistics, check_target_statistics
@@ -27,7 +27,7 @@ DECIDED = (
 
 def is_original(path: str | os.PathLike[str]) -> bool:
     """Whether a file is a checkpoint of the original implementation or of unsupervised functional maps."""
-    return not is_safetensors(path) and kind_of(read_checkpoint_file(path)) is not None
+    return not is_safetensors(path) and original_weights(read_checkpoint_file(path)) is not None
 
 
 def load_any_network(path: str | os.PathLike[str], labels_at: TargetsAt | None = None) -> DiffusionNet:

@@ -80,12 +80,6 @@ def original_weights(content: Any) -> OriginalWeights | None:
     return None
 
 
-def kind_of(content: Any) -> Kind | None:
-    """The kind of checkpoint that the content of a file is, or None for any other content."""
-    network = original_weights(content)
-    return None if network is None else network.kind
-
-
 def larger_module(content: Any, state: str) -> str | None:
     """What to write for the weights of a module that holds a network, such as those of Lightning or torch.compile.
 

@@ -13,8 +13,8 @@ from diffnet.checkpoints.files import (
     CheckpointError,
     FilePath,
     check_names_and_shapes,
-    kind_of,
     larger_module,
+    original_weights,
     read_checkpoint_file,
     shown,
 )
@@ -132,7 +132,7 @@ def check_state_dict(state: Mapping[str, Any], expected: Mapping[str, Tensor]) -
 
     Differences that no option explains are left to PyTorch.
     """
-    if kind_of(state) is not None:
+    if original_weights(state) is not None:
         raise RuntimeError(
             "the state dict is of the original implementation; write DiffusionNet.from_original_state_dict(state_dict)"
         )

@@ -13,8 +13,8 @@ from diffnet.checkpoints.files import (
     FilePath,
     check_format,
     check_named_tensors,
-    kind_of,
     larger_module,
+    original_weights,
     with_older_scale,
 )
 from diffnet.options import Architecture
@@ -40,9 +40,10 @@ def network_in_checkpoint(path: FilePath, checkpoint: Any) -> tuple[dict[str, Te
 
     Raises CheckpointError, which says what to write instead, for the content of other files.
     """
-    kind = kind_of(checkpoint)
-    if kind is not None:
-        program = "unsupervised functional maps" if kind.startswith("unsupervised") else "the original implementation"
+    other = original_weights(checkpoint)
+    if other is not None:
+        unsupervised = other.kind.startswith("unsupervised")
+        program = "unsupervised functional maps" if unsupervised else "the original implementation"
         raise CheckpointError(f"{path}: a checkpoint of {program}; write DiffusionNet.from_original_checkpoint(path)")
     if (advice := larger_module(checkpoint, "torch.load(path)")) is not None:
         raise CheckpointError(f"{path}: {advice}, after building the network")

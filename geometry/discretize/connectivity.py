@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,7 +118,7 @@ class Corners:
 
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of the rows of the corners at each vertex, at least 0."""
-        return maxima(rows[self._groups.order], self._groups.lengths).view(-1, 3, *rows.shape[1:]).amax(1)
+        return _reduced(rows[self._groups.order], self._groups.lengths, "max").view(-1, 3, *rows.shape[1:]).amax(1)
 
 
 class Extents:
@@ -146,7 +146,7 @@ class Extents:
     def maxima(self, rows: Tensor) -> Tensor:
         """The maximum of each extent, at least 0."""
         for lengths in self.levels:
-            rows = maxima(rows, lengths)
+            rows = _reduced(rows, lengths, "max")
         return rows
 
 
@@ -181,68 +181,45 @@ def _starts(ordered: Tensor, count: int) -> Tensor:
 
 def sums(rows: Tensor, lengths: Tensor) -> Tensor:
     """Sums of consecutive rows, added in a fixed order. They have all derivatives."""
-    total: Tensor = _Sums.apply(rows, lengths)  # type: ignore[no-untyped-call]
-    return total
+    return _of_segments(rows, lengths, len(rows), False)
 
 
-def maxima(rows: Tensor, lengths: Tensor) -> Tensor:
-    """Maxima of consecutive rows, at least 0. NaN stays NaN."""
-    return _reduced(rows, lengths, "max")
+class _Segments(torch.autograd.Function):
+    """Sums of segments, or a row for each segment, repeated for each of its rows: each is the transpose of the other.
 
+    PyTorch's `segment_reduce` has no second derivatives and no forward mode.
 
-class _Sums(torch.autograd.Function):
-    """`segment_reduce`, which has no second derivatives and no forward mode. It is linear, and so is its transpose."""
+    count: the rows of all segments
+    """
 
     @staticmethod
-    def forward(rows: Tensor, lengths: Tensor) -> Tensor:
+    def forward(rows: Tensor, lengths: Tensor, count: int, repeats: bool) -> Tensor:
+        if repeats:
+            return rows.repeat_interleave(lengths, 0, output_size=count)
         return _reduced(rows, lengths, "sum")
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        rows, ctx.lengths = inputs
-        ctx.count = len(rows)
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, bool], output: Tensor) -> None:
+        _, ctx.lengths, ctx.count, ctx.repeats = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _Repeated.apply(grad, ctx.lengths, ctx.count), None  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        return sums(tangent, ctx.lengths)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], rows: Tensor, lengths: Tensor) -> tuple[Tensor, int]:
-        return sums(rows.movedim(in_dims[0], -1), lengths), -1
-
-
-class _Repeated(torch.autograd.Function):
-    """A row for each segment, repeated for each row of the segment: the transpose of `_Sums`."""
-
-    @staticmethod
-    def forward(rows: Tensor, lengths: Tensor, count: int) -> Tensor:
-        return rows.repeat_interleave(lengths, 0, output_size=count)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        _, ctx.lengths, ctx.count = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return sums(grad, ctx.lengths), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _of_segments(grad, ctx.lengths, ctx.count, not ctx.repeats), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        repeated: Tensor = _Repeated.apply(tangent, ctx.lengths, ctx.count)  # type: ignore[no-untyped-call]
-        return repeated
+        return _of_segments(tangent, ctx.lengths, ctx.count, ctx.repeats)
 
     @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int, None, None], rows: Tensor, lengths: Tensor, count: int
-    ) -> tuple[Tensor, int]:
-        return _Repeated.apply(rows.movedim(in_dims[0], -1), lengths, count), -1  # type: ignore[no-untyped-call]
+    def vmap(info: Any, in_dims: tuple[int | None, ...], rows: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        return _of_segments(rows.movedim(in_dims[0], -1), *rest), -1  # type: ignore[arg-type]
+
+
+_of_segments: Callable[[Tensor, Tensor, int, bool], Tensor] = _Segments.apply
 
 
 def _reduced(rows: Tensor, lengths: Tensor, how: str) -> Tensor:
+    """Sums or maxima of consecutive rows, of which a maximum is at least 0. NaN stays NaN."""
     # On a GPU, PyTorch reduces a vector in another order than columns, with one block of threads for each segment.
     columns = rows[:, None] if rows.ndim == 1 else rows
     reduced = torch.segment_reduce(columns, how, lengths=lengths, axis=0, initial=0, unsafe=True)

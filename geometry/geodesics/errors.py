@@ -140,7 +140,7 @@ def geodesic_errors_of_all(
 class _Surface:
     """A mesh, and its distances.
 
-    same: the vertex (V,) that stands for each, see `pair_distances`
+    same: the vertex (V,) that stands for each, see `keyed_distances`
     scale: √area
     entry: the file of the cache entry that holds the distances, or None
     keys: (N,), ascending: a · V + b for the vertices a and b of each distance
@@ -248,11 +248,6 @@ def _find(surfaces: list[_Surface], jobs: int, advance: Callable[[], Any]) -> No
             done(surface, [future.result() for future in futures])
 
 
-def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
-    """The distances (N,) of pairs of vertices by their keys, a · V + b. See `pair_distances`."""
-    return pair_distances(mesh, same, np.stack(np.divmod(keys, len(mesh.verts))[::-1]))
-
-
 def _errors(surface: _Surface, request: _Request) -> Floats:
     distances = surface.values[np.searchsorted(surface.keys, request.keys)].astype(np.float64)
     if request.weights is None:
@@ -353,15 +348,16 @@ def area(mesh: Mesh) -> float:
     return float(total)
 
 
-def pair_distances(mesh: Mesh, same: Ints, pairs: Ints) -> Floats:
-    """The distances (N,) along the surface between the ends (2, N) of pairs.
+def keyed_distances(mesh: Mesh, same: Ints, keys: Ints) -> Floats:
+    """The distances (N,) along the surface between pairs of vertices by their keys, a · V + b.
 
     same: the vertex (V,) that stands for each vertex where several are at one position, as in `precompute`
-    pairs: vertices that stand for themselves. Pairs with equal second ends are fastest if they stand together.
+    keys: of vertices that stand for themselves. Pairs with equal a are fastest if they stand together.
 
     Infinity between components. On manifold meshes, a distance is the length of a geodesic path, found by edge flips
     from the shortest path along edges (Sharp, Crane 2020). Elsewhere it comes from the heat method (Crane et al. 2013).
     """
+    pairs = np.stack(np.divmod(keys, len(mesh.verts))[::-1])
     distances = np.where(pairs[0] == pairs[1], 0.0, np.inf)
     corners = same[mesh.faces]
     faces = corners[(corners != np.roll(corners, 1, axis=1)).all(1)]

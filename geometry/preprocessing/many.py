@@ -120,7 +120,7 @@ def precompute_all(
             ready(tuple(small), [*small.values()])
             small.clear()
 
-        failed = _Run(meshes, job, jobs, device, receive, keep=True).run()
+        failed = OperatorRun(meshes, job, jobs, device, receive, keep=True).run()
         load_small()
         return failed
 
@@ -145,35 +145,15 @@ def _operators_of(result: Result, device: torch.device) -> Operators:
     return Operators(**fields_of(tensors_of(result.arrays), even=even)).to(device, non_blocking=True)
 
 
-def store_operators(
-    sources: Sequence[MeshLike],
-    options: Options,
-    cache_dir: str | os.PathLike[str],
-    jobs: int | None = None,
-    advance: Callable[[], Any] = lambda: None,
-    device: torch.device | str = "cpu",
-    ready: Callable[[int], Any] = lambda position: None,
-    *,
-    normalize: bool | Scale = False,
-    positions: Iterable[int] | None = None,
-) -> dict[int, str]:
-    """See `fill_cache` of `diffnet.data`. normalize: see `precompute`
-
-    Several machines can share a source of positions. Worker processes compute these meshes also if jobs is 1.
-    """
-    Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    job, place = CacheJob(options, cache_dir, normalize), torch.device(device)
-    run = _Run(sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions)
-    return run.run()
-
-
 @dataclass
-class _Run:
-    """A run over meshes, of `store_operators` or `precompute_all`: from workers and a GPU to one receiver.
+class OperatorRun:
+    """A run over meshes, of `precompute_all` or `fill_cache` of `diffnet.data`: from workers and a GPU to one receiver.
 
     receive: gets the position of each mesh that is ready and, with `keep`, its operators, or their reader if the cache
         has them
     keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
+    positions: of the meshes; None for all. Several machines can share them, and worker processes compute these meshes
+        also if jobs is 1.
     """
 
     sources: Sequence[MeshLike]
@@ -350,7 +330,7 @@ def load_meanwhile(
 ) -> tuple[dict[int, str], dict[Any, Future[T]]]:
     """Load meshes in threads while the rest is still being computed.
 
-    fill: a call of `store_operators`, given its argument `ready`
+    fill: a call of `fill_cache` of `diffnet.data`, given its argument `ready`
     load: called in a thread with each position that is ready, and with what else `ready` gets
 
     Returns the result of `fill`, and the results of `load` by position.

@@ -35,7 +35,7 @@ from diffnet.geometry.preprocessing.recipe import optional_arrays
 from diffnet.geometry.store.codec import Arrays
 from diffnet.geometry.store.transfer import to_host
 from diffnet.ops import Pattern, SparseMatrix
-from diffnet.ops.common.checks import not_a_tensor
+from diffnet.ops.common.checks import check_tensor
 
 
 def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind = "cotan") -> Operators:
@@ -64,12 +64,7 @@ def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind
     tensor([0.5000, 0.0000, 0.0000])
     """
     c = connectivity
-    if not isinstance(verts, Tensor):
-        raise not_a_tensor("verts", verts)
-    if not verts.is_floating_point():
-        raise TypeError(f"verts should be floating point, got {verts.dtype}")
-    if verts.shape != (sum(c.lengths), 3):
-        raise ValueError(f"verts should have shape {(sum(c.lengths), 3)}, shape is {tuple(verts.shape)}")
+    check_tensor("verts", verts, (sum(c.lengths), 3))
     if verts.device != c.faces.device:
         devices = f"{verts.device} and {c.faces.device}"
         raise ValueError(f"verts and the connectivity should be on one device, they are on {devices}")

@@ -10,7 +10,8 @@ Shapes: V rows, B meshes, N tokens, C channels.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -22,7 +23,7 @@ from diffnet.ops.common.matmul import product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import SIZES, has_large_shared_memory, interpreted, processors, tile
-from diffnet.ops.global_tokens.parameters import Parameters, tokens_in
+from diffnet.ops.global_tokens.op import Parameters, tokens_in
 from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
 PLANES = 6  # of a state: z, Q, K, V, y and A y, or the gradients of A y, Q, K, V and z
@@ -141,17 +142,17 @@ def global_tokens_forward_exchange_kernel(
 @launched
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_forward_give_back_kernel(
-    x, weights, returned, coefficients, ptr, out, rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr,
-    TOKENS: tl.constexpr, MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    x, weights, returned, coefficients, ptr, out, rows_size, meshes, span,
+    n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """(1 + γ) ∘ (x + w A y) + β at the rows of a span."""
     mesh, first, last = span_rows(tl.program_id(0), ptr, rows_size, meshes, span, ONE_MESH)
     n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
-    if TOKENS:
+    if weights is not None:
         u = split(_load_rows(returned + mesh.to(tl.int64) * (n_size * c_size), n, c, n_size, c_size), PRECISION)
-    if MODULATED:
+    if coefficients is not None:
         place = coefficients + mesh.to(tl.int64) * (2 * c_size) + c
         gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
         shift = tl.load(place + c_size, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
@@ -159,10 +160,10 @@ def global_tokens_forward_give_back_kernel(
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         value = _load_rows(x + row64 * c_size, v, c, last - row, c_size).to(tl.float32)
-        if TOKENS:
+        if weights is not None:
             w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size)
             value = product(split(w, PRECISION), u, value, PRECISION)
-        if MODULATED:
+        if coefficients is not None:
             value = value * gain + shift
         _store_rows(out + row64 * c_size, value, v, c, last - row, c_size)
 
@@ -171,8 +172,7 @@ def global_tokens_forward_give_back_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_give_back_kernel(
     grad, x, weights, coefficients, ptr, x_grad, partial, rows_size, meshes, span,
-    n_size: tl.constexpr, c_size: tl.constexpr,
-    TOKENS: tl.constexpr, MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
+    n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """partial[s] = [Σ w ⊗ g, Σ g ∘ x, Σ g] over the rows of span s, for the gradient g. Without tokens, dx, too."""
@@ -184,23 +184,23 @@ def global_tokens_backward_give_back_kernel(
     total = tl.zeros((BLOCK_N, BLOCK_C), tl.float32)
     scaled = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)  # reduced after the loop: reductions synchronize
     plain = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
-    if not TOKENS:
+    if weights is None:
         place = coefficients + mesh.to(tl.int64) * (2 * c_size) + c
         gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         g = _load_rows(grad + row64 * c_size, v, c, last - row, c_size)
-        if TOKENS:
+        if weights is not None:
             w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size)
             total = product(transposed(split(w, PRECISION)), split(g, PRECISION), total, PRECISION)
         else:
             _store_rows(x_grad + row64 * c_size, g.to(tl.float32) * gain, v, c, last - row, c_size)
-        if MODULATED:
+        if coefficients is not None:
             value = _load_rows(x + row64 * c_size, v, c, last - row, c_size)
             scaled += g.to(tl.float32) * value.to(tl.float32)
             plain += g.to(tl.float32)
     place = partial + index.to(tl.int64) * ((n_size + 2) * c_size)
-    if TOKENS:
+    if weights is not None:
         _store_rows(place, total, n, c, n_size, c_size)
     tl.store(place + n_size * c_size + c, tl.sum(scaled, axis=0), mask=c < c_size)
     tl.store(place + (n_size + 1) * c_size + c, tl.sum(plain, axis=0), mask=c < c_size)
@@ -210,8 +210,7 @@ def global_tokens_backward_give_back_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_exchange_kernel(
     state, sums, projection, out, coefficients, grads, apart, scale, n_size: tl.constexpr, c_size: tl.constexpr,
-    MODULATED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """The gradients of A y, Q, K, V and z, which are the planes of `grads`. The part of u in ∂L/∂γ joins the sums."""
     mesh = tl.program_id(0).to(tl.int64)
@@ -221,7 +220,7 @@ def global_tokens_backward_exchange_kernel(
     state += mesh * (n_size * c_size)
     grads += mesh * (n_size * c_size)
     u_grad = _load_rows(sums, n, c, n_size, c_size)
-    if MODULATED:
+    if coefficients is not None:
         u = _load_rows(state + 5 * apart, n, c, n_size, c_size)
         place = sums + n_size * c_size + c
         gain_grad = tl.load(place, mask=c < c_size, other=0.0) + tl.sum(u.to(tl.float32) * u_grad, axis=0)
@@ -256,9 +255,8 @@ def global_tokens_backward_exchange_kernel(
 @triton.jit(do_not_specialize=SIZES)
 def global_tokens_backward_gather_kernel(
     grad, x, mass, weights, share, state, grads, areas, coefficients, ptr, x_grad, partial, apart,
-    rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr,
-    MODULATED: tl.constexpr, ONE_MESH: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    rows_size, meshes, span, n_size: tl.constexpr, c_size: tl.constexpr, ONE_MESH: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx at the rows of span s, and partial[s] = [dS, ds] over these rows."""
     index = tl.program_id(0)
@@ -267,7 +265,7 @@ def global_tokens_backward_gather_kernel(
     n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
     v = tl.arange(0, BLOCK_V)
-    if MODULATED:
+    if coefficients is not None:
         place = coefficients + mesh * (2 * c_size) + c
         gain = 1.0 + tl.load(place, mask=c < c_size, other=0.0).to(tl.float32)[None, :]
     before = mesh * (n_size * c_size)
@@ -284,7 +282,7 @@ def global_tokens_backward_gather_kernel(
     for row in range(first, last, BLOCK_V):
         row64 = tl.cast(row, tl.int64)
         g = _load_rows(grad + row64 * c_size, v, c, last - row, c_size).to(tl.float32)
-        if MODULATED:
+        if coefficients is not None:
             g *= gain
         value = split(_load_rows(x + row64 * c_size, v, c, last - row, c_size), PRECISION)
         w = _load_rows(weights + row64 * n_size, v, n, last - row, n_size).to(tl.float32)
@@ -308,16 +306,6 @@ def global_tokens_backward_gather_kernel(
     tl.store(place + n_size * c_size + n, bias_total, mask=n < n_size)
 
 
-class Results(NamedTuple):
-    """What the backward reads of tokens: the weights (V, N), and for each mesh the sums over its rows, and the state
-    (PLANES, B, N, C).
-    """
-
-    weights: Tensor
-    sums: Tensor
-    state: Tensor
-
-
 # Tiles of at most 32 rows and tokens: their products stay in registers, which Hopper's asynchronous units don't read.
 # With 64 tokens in bfloat16, a program waited forever for these units (Triton 3.6).
 MAX_TOKENS = 32
@@ -330,58 +318,45 @@ def fits(x: Tensor, tokens: int) -> bool:
     return tokens <= MAX_TOKENS and x.shape[1] <= most and (interpreted(x) or has_large_shared_memory(x))
 
 
-class _Launch(NamedTuple):
-    """How the kernels are launched: spans, the sizes of rows, meshes and a span, and constants of groups of kernels."""
-
-    spans: int
-    sizes: tuple[int, int, int]
-    all: dict[str, Any]
-    modulated: dict[str, bool]
-    rows: dict[str, Any]
-    step: dict[str, int]
-
-
-def _launch(x: Tensor, ptr: Tensor, n: int, coefficients: Tensor | None) -> _Launch:
+def _launch(x: Tensor, ptr: Tensor, n: int) -> tuple[int, tuple[int, int, int], dict[str, Any], dict[str, Any]]:
+    """The number of spans; the sizes of rows, meshes and a span; and the constants of kernels on rows and on meshes."""
     (rows, c), meshes = x.shape, ptr.shape[0] - 1
     small, warps = interpreted(x), 4 if c <= 128 and x.dtype != torch.float32 else 8
-    block_v = 16 if small else 32
+    block_v, block_k = (16, 16) if small else (32, 64 if c <= 128 else 32)
     span = choose_span(rows, block_v, processors(x))
     tiles = {"BLOCK_N": tile(n, MAX_TOKENS), "BLOCK_C": tile(c, MAX_CHANNELS)}
-    return _Launch(
-        spans=span_count(rows, meshes, span),
-        sizes=(rows, meshes, span),
-        all={"n_size": n, "c_size": c, "PRECISION": dot_precision(x), **tiles, "num_warps": warps},
-        modulated={"MODULATED": coefficients is not None},
-        rows={"ONE_MESH": meshes == 1, "BLOCK_V": block_v},
-        step={"BLOCK_K": 16 if small else 64 if c <= 128 else 32},
-    )
+    all_kernels = {"n_size": n, "c_size": c, "PRECISION": dot_precision(x), **tiles, "num_warps": warps}
+    on_rows = {"ONE_MESH": meshes == 1, "BLOCK_V": block_v, **all_kernels}
+    return span_count(rows, meshes, span), (rows, meshes, span), on_rows, {"BLOCK_K": block_k, **all_kernels}
 
 
 def forward(
     x: Tensor, mass: Tensor, ptr: Tensor, coefficients: Tensor | None, p: Parameters | None
-) -> tuple[Tensor, Results | None]:
-    """x (V, C), mass (V,), ptr (B+1,), coefficients (B, 2C), all contiguous → (V, C), and more for the backward"""
+) -> tuple[Tensor, list[Tensor]]:
+    """x (V, C), mass (V,), ptr (B+1,), coefficients (B, 2C), all contiguous → (V, C), and what the backward needs
+
+    With tokens, these are the weights (V, N), the sums over the rows of each mesh, and the state (PLANES, B, N, C).
+    """
     n, c = tokens_in(p), x.shape[1]
-    spans, sizes, every, modulated, rows, step = _launch(x, ptr, n, coefficients)
+    spans, sizes, on_rows, on_meshes = _launch(x, ptr, n)
     meshes, span = sizes[1:]
-    out, results = torch.empty_like(x), None
+    out, weights, returned, results = torch.empty_like(x), None, None, list[Tensor]()
     if p is not None:
         weights, state = x.new_empty(x.shape[0], n), x.new_empty(PLANES, meshes, n, c)
         partial = x.new_empty(1, spans, n * (c + 1), dtype=torch.float32)
         if partial.numel():
             global_tokens_forward_gather_kernel[(spans,)](
-                x, mass, p.share, p.share_bias, ptr, weights, partial, *sizes, **rows, **every
+                x, mass, p.share, p.share_bias, ptr, weights, partial, *sizes, **on_rows
             )
-        results = Results(weights, sum_spans(partial, ptr, span)[0], state)
+        sums = sum_spans(partial, ptr, span)[0]
         if state.numel():
             global_tokens_forward_exchange_kernel[(meshes,)](
-                state, results.sums, p.projection, p.projection_bias, p.out, state[0].numel(), c**-0.5, **step, **every
+                state, sums, p.projection, p.projection_bias, p.out, state[0].numel(), c**-0.5, **on_meshes
             )
+        returned, results = state[5], [weights, sums, state]
     if out.numel():
-        weights, returned = (x, x) if results is None else (results.weights, results.state[5])
-        scales = x if coefficients is None else coefficients
         global_tokens_forward_give_back_kernel[(spans,)](
-            x, weights, returned, scales, ptr, out, *sizes, TOKENS=n > 0, **modulated, **rows, **every
+            x, weights, returned, coefficients, ptr, out, *sizes, **on_rows
         )
     return out, results
 
@@ -393,39 +368,40 @@ def backward(
     ptr: Tensor,
     coefficients: Tensor | None,
     p: Parameters | None,
-    results: Results | None,
+    results: Sequence[Tensor],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The gradients of x, of the coefficients γ and β (B, 2C), and of the `Parameters`.
 
     grad: of the output, (V, C) contiguous and in the dtype of x. All gradients but the first are float32.
+    results: see `forward`
     """
     n, c = tokens_in(p), x.shape[1]
-    spans, sizes, every, modulated, rows, step = _launch(x, ptr, n, coefficients)
+    spans, sizes, on_rows, on_meshes = _launch(x, ptr, n)
     meshes, span = sizes[1:]
-    scales, weights = x if coefficients is None else coefficients, x if results is None else results.weights
+    weights = results[0] if p else None
     x_grad, partial = torch.empty_like(x), x.new_empty(1, spans, (n + 2) * c, dtype=torch.float32)
     if partial.numel():
         global_tokens_backward_give_back_kernel[(spans,)](
-            grad, x, weights, scales, ptr, x_grad, partial, *sizes, TOKENS=n > 0, **modulated, **rows, **every
+            grad, x, weights, coefficients, ptr, x_grad, partial, *sizes, **on_rows
         )
-    sums = sum_spans(partial, ptr, span)[0]
-    of_coefficients = sums.view(meshes, -1)[:, n * c :]
-    if p is None or results is None:
+    of_mesh = sum_spans(partial, ptr, span)[0]
+    of_coefficients = of_mesh.view(meshes, -1)[:, n * c :]
+    if p is None:
         return x_grad, of_coefficients, []
-    r, grads = results, torch.empty_like(results.state[1:])
-    apart = r.state[0].numel()
+    weights, sums, state = results
+    grads, apart = torch.empty_like(state[1:]), state[0].numel()
     if meshes and c:
         global_tokens_backward_exchange_kernel[(meshes,)](
-            r.state, sums, p.projection, p.out, scales, grads, apart, c**-0.5, **modulated, **step, **every
+            state, of_mesh, p.projection, p.out, coefficients, grads, apart, c**-0.5, **on_meshes
         )
     of_rows = x.new_empty(1, spans, n * (c + 1), dtype=torch.float32)
     if x.numel():
         global_tokens_backward_gather_kernel[(spans,)](
-            grad, x, mass, r.weights, p.share, r.state, grads, r.sums, scales, ptr, x_grad, of_rows, apart,
-            *sizes, **modulated, **rows, **every,
+            grad, x, mass, weights, p.share, state, grads, sums, coefficients, ptr, x_grad, of_rows, apart,
+            *sizes, **on_rows,
         )  # fmt: skip
     # Q, K and V are layers on z, and A is one on y. Their gradients come one after another, then those of the biases.
-    (z, y), (u, *of_z) = (r.state[i].view(-1, c) for i in (0, 4)), (g.view(-1, c) for g in grads[:4])
+    (z, y), (u, *of_z) = (state[i].view(-1, c) for i in (0, 4)), (g.view(-1, c) for g in grads[:4])
     unsummed = weight_gradients([z], [z, z, y], [*of_z, u], leave_sum=True).unsummed
     assert unsummed is not None
     of_share = sum_spans(of_rows, None, span, unsummed=unsummed).view(-1).split_with_sizes([n * c, n])

@@ -12,7 +12,7 @@ Shapes: V packed vertices, B meshes, N tokens, C channels.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,25 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype
-from diffnet.ops.global_tokens.parameters import Parameters, tokens_in
+
+
+class Parameters(NamedTuple):
+    """The parameters of the tokens of a block.
+
+    share, share_bias: S (N, C) and s (N,)
+    projection, projection_bias: (3C, C) and (3C,), of Q, K and V one after the other
+    out: A (C, C)
+    """
+
+    share: Tensor
+    share_bias: Tensor
+    projection: Tensor
+    projection_bias: Tensor
+    out: Tensor
+
+
+def tokens_in(parameters: Parameters | None) -> int:
+    return 0 if parameters is None else parameters.share.shape[0]
 
 
 def tokens_and_modulation(
@@ -53,18 +71,18 @@ class _Node(torch.autograd.Function):
         x, mass, ptr, *parameters = [tensor.contiguous() for tensor in (x, mass, ptr, *tokens)]
         coefficients = None if coefficients is None else coefficients.contiguous()
         out, results = forward(x, mass, ptr, coefficients, Parameters(*parameters) if parameters else None)
-        ctx.save_for_backward(x, mass, ptr, coefficients, *parameters, *(results or ()))
+        ctx.save_for_backward(x, mass, ptr, coefficients, *parameters, *results)
         return out
 
     @staticmethod
     @differentiable_once("tokens and conditions")
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        from diffnet.ops.global_tokens.kernels import Results, backward
+        from diffnet.ops.global_tokens.kernels import backward
 
         (x, mass, ptr, coefficients, *saved) = ctx.saved_tensors
-        tokens, results = (Parameters(*saved[:5]), Results(*saved[5:])) if saved else (None, None)
+        tokens = Parameters(*saved[:5]) if saved else None
         grad = in_dtype(grad, x.dtype).contiguous()
-        x_grad, of_coefficients, grads = backward(grad, x, mass, ptr, coefficients, tokens, results)
+        x_grad, of_coefficients, grads = backward(grad, x, mass, ptr, coefficients, tokens, saved[5:])
         of_tokens = (in_dtype(g, p.dtype) for g, p in zip(grads, tokens or (), strict=True))
         first = None if coefficients is None else in_dtype(of_coefficients, coefficients.dtype)
         return x_grad, None, None, first, *of_tokens

@@ -7,8 +7,6 @@ coefficients, (B·K, C). Coefficients are float32 in every arithmetic, because e
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -177,23 +175,12 @@ def spectral_gradient_features_backward_coefficients_kernel(
         _matrices(program - programs, sums, d, partial, rows_size, c_size, size, SPAN, ROTATION, MATRICES_V, MATRICES_C)
 
 
-class _Plan(NamedTuple):
-    """Tiles of the kernel of coefficients and matrices. The matrices have spans of rows and tiles of their own."""
-
-    block_v: int
-    block_k: int
-    block_c: int
-    blocks: int  # of rows
-    span: int
-    spans: int
-    matrices_v: int
-    matrices_c: int
-    programs: int  # for coefficients
-    all_programs: int
-
-
 @planned
-def _plan_backward(d: Tensor, rows: int, k: int, c: int) -> _Plan:
+def _plan_backward(d: Tensor, rows: int, k: int, c: int) -> tuple[int, int, int, int, dict[str, int]]:
+    """The blocks of rows, the spans of the matrices, the programs for coefficients, those for both, and the tiles.
+
+    The matrices have spans of rows and tiles of their own.
+    """
     small = interpreted(d)
     # A program takes many rows and few columns, so that a mesh has one row of partial sums of dt.
     block_v, block_k, block_c = (ROWS, 16, 16) if small else (tile(k, 128), tile(c, 32), 16)
@@ -203,7 +190,8 @@ def _plan_backward(d: Tensor, rows: int, k: int, c: int) -> _Plan:
     programs = blocks * cdiv(c, block_c)
     all_programs = programs + spans * cdiv(c, matrices_c) ** 2
     check_programs("spectral_gradient_features", all_programs)
-    return _Plan(block_v, block_k, block_c, blocks, span, spans, matrices_v, matrices_c, programs, all_programs)
+    tiles = {"SPAN": span, "BLOCK_V": block_v, "BLOCK_K": block_k, "BLOCK_C": block_c}
+    return blocks, spans, programs, all_programs, tiles | {"MATRICES_V": matrices_v, "MATRICES_C": matrices_c}
 
 
 def backward(
@@ -222,27 +210,26 @@ def backward(
     dS = exp(−λ tᵀ) ∘ dD' and dt = −Σ λ dS ∘ S. A negative time counts as 0 and has gradient 0.
     """
     meshes, k, c = d.shape
-    matrices, plan = 1 if a_im is None else 2, _plan_backward(d, meshes * k, k, c)
-    d = d.contiguous()
+    blocks, spans, programs, all_programs, tiles = _plan_backward(d, meshes * k, k, c)
+    matrices, d = 1 if a_im is None else 2, d.contiguous()
     grad = torch.empty_like(d)
-    time_partial = d.new_empty(1, plan.blocks if diffused else 0, c)
+    time_partial = d.new_empty(1, blocks if diffused else 0, c)
     size = matrices * c * c
-    partial = d.new_empty(1, plan.spans, size)
+    partial = d.new_empty(1, spans, size)
     spectrum, evals, time = (x.contiguous() for x in diffused) if diffused else (d, d, d)
     a_re, a_im = a_re.contiguous(), a_re if a_im is None else a_im.contiguous()
     if c:
-        spectral_gradient_features_backward_coefficients_kernel[(plan.all_programs,)](
+        spectral_gradient_features_backward_coefficients_kernel[(all_programs,)](
             sums, d, spectrum, evals, time, a_re, a_im, grad, time_partial, partial,
-            meshes, plan.programs, k, c, size,
+            meshes, programs, k, c, size,
             PROJECTED=sums.shape[0] == 2 + matrices, DIFFUSED=diffused is not None, ROTATION=matrices == 2,
-            SPAN=plan.span, BLOCK_V=plan.block_v, BLOCK_K=plan.block_k, BLOCK_C=plan.block_c,
-            MATRICES_V=plan.matrices_v, MATRICES_C=plan.matrices_c, num_warps=4,
+            **tiles, num_warps=4,
         )  # fmt: skip
-    time_grad = time_partial.view(-1, c)[0] if plan.blocks == 1 and diffused else d.new_empty(c if diffused else 0)
-    unsummed = Unsummed(time_partial, time_grad) if diffused and plan.blocks != 1 else None
-    if plan.spans > 1:
-        partial = sum_spans(partial, None, plan.span, unsummed=unsummed)
+    time_grad = time_partial.view(-1, c)[0] if blocks == 1 and diffused else d.new_empty(c if diffused else 0)
+    unsummed = Unsummed(time_partial, time_grad) if diffused and blocks != 1 else None
+    if spans > 1:
+        partial = sum_spans(partial, None, tiles["SPAN"], unsummed=unsummed)
     elif unsummed:
-        time_grad = sum_spans(time_partial, None, plan.span).view(c)
+        time_grad = sum_spans(time_partial, None, tiles["SPAN"]).view(c)
     re, *im = partial.view(matrices, c, c)
     return grad, re, im[0] if im else None, time_grad

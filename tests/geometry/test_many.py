@@ -1,4 +1,4 @@
-"""Many meshes: `precompute_all`, `store_operators`, a thread that solves on a GPU, and the pool of worker processes."""
+"""Many meshes: `precompute_all`, `fill_cache`, a thread that solves on a GPU, and the pool of worker processes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from polygon_files import written
 from refusals import refused
 from shapes import ellipsoid, soup
 
+from diffnet.data import Preprocessing, fill_cache
 from diffnet.geometry import Mesh, MeshError, file_state, load_mesh, make_mesh, precompute, precompute_all, processes
 from diffnet.geometry.discretize import gradient
 from diffnet.geometry.errors import WorkerError
 from diffnet.geometry.mesh import mesh
 from diffnet.geometry.options import Options
 from diffnet.geometry.preprocessing import group, many, one as one_mesh, worker
-from diffnet.geometry.preprocessing.many import in_blocks, store_operators
+from diffnet.geometry.preprocessing.many import in_blocks
 from diffnet.geometry.preprocessing.worker import CacheJob, GpuMesh, operators_path
 from diffnet.geometry.processes import WorkerPool, WorkerTraceback, stop_workers, take_phases
 from diffnet.geometry.store import entry, reading
@@ -44,7 +45,7 @@ from diffnet.ops.sparse import pattern
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-OPTIONS = Options(8)
+OPTIONS, PREPROCESSING = Options(8), Preprocessing(8)
 
 
 def operator_entries(folder: Path) -> list[Path]:
@@ -73,30 +74,30 @@ def test_given_positions(tmp_path: Path, device: str) -> None:
     taken, seen, ready = [], [], []
     positions = (taken.append(i) or i for i in (4, 5, 1))
     more = {"positions": positions, "ready": lambda i: ready.append((i, len(taken)))}
-    failed = store_operators(sources, OPTIONS, tmp_path, 1, lambda: seen.append(1), device, **more)
+    failed = fill_cache(sources, PREPROCESSING, tmp_path, 1, lambda: seen.append(1), device, **more)
     assert list(failed) == [5]
     assert "missing.off: no such file" in failed[5]
     assert ready == ([(4, 1), (1, 3)] if device == "cpu" else [(4, 3), (1, 3)])  # a GPU takes 32 at once
     assert (len(seen), len(operator_entries(tmp_path))) == (3, 2)
-    assert store_operators(sources, OPTIONS, tmp_path, 1, device=device, positions=iter(())) == {}
+    assert fill_cache(sources, PREPROCESSING, tmp_path, 1, device=device, positions=iter(())) == {}
 
 
 @pytest.mark.parametrize("jobs", [1, 2], ids=["one-process", "two-processes"])
 def test_a_bad_mesh_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(0), tmp_path / "missing.off", ellipsoid(1), ([[0, 0, 0]] * 3, [[0, 1, 2]]), ellipsoid(2)]
     cache, seen = tmp_path / "cache", []
-    failed = store_operators(sources, OPTIONS, cache, jobs, lambda: seen.append(1))
+    failed = fill_cache(sources, PREPROCESSING, cache, jobs, lambda: seen.append(1))
     assert list(failed) == [1, 3]
     assert "missing.off: no such file" in failed[1]
     assert "one point" in failed[3]
     assert len(seen) == 5
     written = {path: path.stat().st_mtime_ns for path in operator_entries(cache)}
     assert len(written) == 3
-    assert store_operators([sources[0], sources[2]], OPTIONS, cache, jobs) == {}
+    assert fill_cache([sources[0], sources[2]], PREPROCESSING, cache, jobs) == {}
     for i in (0, 2, 4):
-        precompute(sources[i], k=8, cache_dir=cache)
+        precompute(sources[i], k=8, cache_dir=cache, normalize=True)
     assert {path: path.stat().st_mtime_ns for path in operator_entries(cache)} == written
-    assert store_operators([], OPTIONS, cache, jobs) == {}
+    assert fill_cache([], PREPROCESSING, cache, jobs) == {}
 
 
 def test_precompute_all_is_precompute_for_each_mesh(tmp_path: Path) -> None:
@@ -130,7 +131,7 @@ def test_precompute_all_names_what_cannot_be_used(tmp_path: Path) -> None:
 def test_a_mesh_that_kills_its_process_is_the_only_one_lost(tmp_path: Path) -> None:
     sources = [ellipsoid(0), Deadly("bad.off"), *(ellipsoid(i) for i in range(1, 4))]
     advance = Mock()
-    failed = store_operators(sources, OPTIONS, tmp_path, 2, advance)
+    failed = fill_cache(sources, PREPROCESSING, tmp_path, 2, advance)
     assert list(failed) == [1]
     assert "bad.off" in failed[1]
     assert "killed" in failed[1]
@@ -184,23 +185,23 @@ def test_a_script_without_main_guard_gets_an_error(tmp_path: Path, name: str) ->
 
 def test_bugs_are_not_blamed_on_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", Mock(side_effect=TypeError("a bug")))
-    refused(TypeError, "a bug", store_operators, [ellipsoid(0)], OPTIONS, tmp_path, 1)
+    refused(TypeError, "a bug", fill_cache, [ellipsoid(0)], PREPROCESSING, tmp_path, 1)
     monkeypatch.setattr("diffnet.geometry.preprocessing.recipe.discretize", Mock(side_effect=MemoryError))
-    assert "ellipsoid 0: " in store_operators([ellipsoid(0)], OPTIONS, tmp_path, 1)[0]
+    assert "ellipsoid 0: " in fill_cache([ellipsoid(0)], PREPROCESSING, tmp_path, 1)[0]
 
 
 def test_an_interrupt_stops_the_workers(tmp_path: Path) -> None:
     slow = [ellipsoid(i, 6) for i in range(3)]  # each takes a second or more
     started = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        store_operators([ellipsoid(0), *slow], Options(128), tmp_path, 2, Mock(side_effect=KeyboardInterrupt))
+        fill_cache([ellipsoid(0), *slow], Preprocessing(128), tmp_path, 2, Mock(side_effect=KeyboardInterrupt))
     assert len(operator_entries(tmp_path)) == 1
     assert time.perf_counter() - started < 60
 
 
 def test_the_cache_must_be_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(OSError, "file", store_operators, [ellipsoid(0)], OPTIONS, tmp_path / "file", 1)
+    refused(OSError, "file", fill_cache, [ellipsoid(0)], PREPROCESSING, tmp_path / "file", 1)
 
 
 @pytest.fixture
@@ -226,19 +227,19 @@ def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(many, "POSITIONS", 2)
     sources = [ellipsoid(0, 5), ellipsoid(1), tmp_path / "missing.off", ellipsoid(2, 5)]
     advance, ready = Mock(), []
-    failed = store_operators(sources, OPTIONS, tmp_path, jobs, advance, "meta", ready.append)
+    failed = fill_cache(sources, PREPROCESSING, tmp_path, jobs, advance, "meta", ready.append)
     assert list(failed) == [2]
     assert "missing.off: no such file" in failed[2]
     assert (sorted(ready), advance.call_count, compute.call_count) == ([0, 1, 3], 4, 0)
     for i in (0, 1, 3):
-        cached, fresh = precompute(sources[i], k=8, cache_dir=tmp_path), precompute(sources[i], k=8)
+        cached, fresh = (precompute(sources[i], k=8, cache_dir=folder, normalize=True) for folder in (tmp_path, None))
         assert torch.equal(cached.gradient.pattern.indices, fresh.gradient.pattern.indices)
         for name in ("mass", "evals", "frames"):
             torch.testing.assert_close(getattr(cached, name), getattr(fresh, name), rtol=1e-5, atol=1e-6)
     assert len(operator_entries(tmp_path)) == 3  # so none was computed again
     monkeypatch.setattr(group, "packed_eigenbases", eigenbases)
     monkeypatch.setattr(many, "POSITIONS", 4)
-    assert store_operators(sources, OPTIONS, tmp_path / "other", jobs, device="meta") == failed
+    assert fill_cache(sources, PREPROCESSING, tmp_path / "other", jobs, device="meta") == failed
     assert sorted(call.args[0].name for call in compute.call_args_list) == ["ellipsoid 0", "ellipsoid 2"]
 
 
@@ -333,7 +334,7 @@ def test_an_error_on_the_gpu_ends_the_call(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(group, "MAX_WAITING", 1)
     monkeypatch.setattr(many, "POSITIONS", 1)
     meshes = [ellipsoid(i, 5) for i in range(3)]
-    refused(ZeroDivisionError, "a fault", store_operators, meshes, OPTIONS, tmp_path, 1, device="meta")
+    refused(ZeroDivisionError, "a fault", fill_cache, meshes, PREPROCESSING, tmp_path, 1, device="meta")
 
 
 def write_off(path: Path, verts: np.ndarray, faces: np.ndarray) -> Path:
@@ -448,9 +449,9 @@ def test_files_that_are_read_again_on_a_gpu_have_the_same_bits(tmp_path: Path, m
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
     sources = [ellipsoid(i, 5) for i in range(3)] + [ellipsoid(3)]
-    assert store_operators(sources, OPTIONS, tmp_path, 2, device="cuda") == {}
+    assert fill_cache(sources, PREPROCESSING, tmp_path, 2, device="cuda") == {}
     for source in sources:
-        cached, fresh = precompute(source, k=8, cache_dir=tmp_path), precompute(source, k=8)
+        cached, fresh = (precompute(source, k=8, cache_dir=folder, normalize=True) for folder in (tmp_path, None))
         torch.testing.assert_close(cached.evals, fresh.evals, rtol=1e-5, atol=1e-6)
         # An ellipsoid's eigenvectors have equal peaks on both sides, so rounding decides their signs.
         along = (cached.evecs * fresh.evecs * fresh.mass[:, None]).sum(0)
@@ -461,9 +462,9 @@ def test_a_gpu_gives_the_same_pairs(tmp_path: Path) -> None:
 def test_phases_add_up_over_processes(tmp_path: Path, jobs: int) -> None:
     sources = [ellipsoid(i, 2) for i in range(3)]
     take_phases()
-    store_operators(sources, OPTIONS, tmp_path, jobs)
+    fill_cache(sources, PREPROCESSING, tmp_path, jobs)
     assert set(take_phases()) == {"read", "check", "assemble", "solve", "write"}
-    store_operators(sources, OPTIONS, tmp_path, jobs)
+    fill_cache(sources, PREPROCESSING, tmp_path, jobs)
     assert set(take_phases()) <= {"read", "check"}  # the cache has all of them
 
 
