@@ -24,7 +24,7 @@ from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.tiling import SIZES, aligned, cdiv, empty_planes, processors
-from diffnet.ops.mlp.linear_kernels import mix, threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import draw, mix, threshold_and_scale, word_count
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -39,20 +39,10 @@ CHANNELS = gl.constexpr(
         shape=[64, 128],
     )
 )
-PAIRS = gl.constexpr(  # of neighbors in CHANNELS
-    gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
-        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 64],
-    )
-)
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
 _NAN = gl.constexpr(PropagateNan.ALL)
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
-HASHES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -62,13 +52,7 @@ def exchanged(x):
     return x.reshape([rows, 2, 2, 2, 2, 2, 2, 2]).permute([0, 1, 2, 5, 6, 3, 4, 7]).reshape([rows, 128])
 
 
-_mix = gluon.jit(mix.fn)  # kernels in Triton and in Gluon drop the same units for a seed
-
-
-@gluon.jit
-def _mix_all(h):
-    h = _mix(h)
-    return h ^ (h >> 16)
+_mix, _draw = gluon.jit(mix.fn), gluon.jit(draw.fn)  # kernels in Triton and in Gluon drop the same units for a seed
 
 
 @gluon.jit
@@ -94,28 +78,23 @@ def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 
 @gluon.jit
-def _draws(hashes, low, high, tile):
-    """Draw a word for each pair of columns, see `linear_kernels.random_bits`.
-
-    The move instruction changes nothing. It keeps the compiler from drawing after the product that is being computed.
-    """
-    rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, PAIRS))
-    by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
-    word = _mix(by_row[:, None] + hashes.load(gl.SliceLayout(0, PAIRS))[None, :])
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [word], dtype=gl.uint32, is_pure=False, pack=1)
+def _dropped(low, high, rows, c, threshold, WORDS: gl.constexpr):
+    """The same as `linear_kernels.dropped` for 128 channels. The 32 columns of a thread have one word."""
+    by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
+    by_column = _mix(_mix((c // 8 % 4).to(gl.uint32) ^ high) ^ low)
+    word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
+    return (word >> (c // 32 * 8 + c % 8)[None, :]) & 1 != 0
 
 
 @gluon.jit
-def _activated(y, bias, word, c, threshold, keep_scale, BIAS: gl.constexpr, DROPOUT: gl.constexpr):
+def _activated(y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
         y += gl.load(bias + c).to(gl.float32)[None, :]
+    if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
+        y = gl.where(_dropped(low, high, rows, c, threshold, WORDS), 0.0, y)
     y = gl.maximum(y, 0.0, propagate_nan=_NAN)
-    if DROPOUT:
-        bits = gl.join(word, (word ^ (word >> 16)) << 16).reshape([64, 128])
-        bits = gl.convert_layout(bits, CHANNELS, assert_trivial=True)
-        y = gl.where(bits < (threshold.to(gl.uint32) << 16), 0.0, y * keep_scale)
-    return y
+    return y * keep_scale if WORDS > 0 else y
 
 
 @gluon.jit
@@ -134,11 +113,11 @@ def _end(y):
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     GROUP: gl.constexpr,
-    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
@@ -148,11 +127,8 @@ def _walk(
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
-    if DROPOUT:
-        low1 = gl.load(seeds).to(gl.uint32)
-        high1 = gl.load(seeds + 1).to(gl.uint32)
-        low2 = gl.load(seeds + 2).to(gl.uint32)
-        high2 = gl.load(seeds + 3).to(gl.uint32)
+    low1, high1 = gl.load(seeds).to(gl.uint32), gl.load(seeds + 1).to(gl.uint32)
+    low2, high2 = gl.load(seeds + 2).to(gl.uint32), gl.load(seeds + 3).to(gl.uint32)
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
     at = v64 * 128 + c64
@@ -176,9 +152,6 @@ def _walk(
         y = _start(x, w1.index(0).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
             y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
-        word = c
-        if DROPOUT:
-            word = _draws(hashes.index(0), low1, high1, tile)
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
@@ -190,14 +163,12 @@ def _walk(
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(y, bias1, word, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
+        h = _activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w2.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
-        if DROPOUT:
-            word = _draws(hashes.index(1), low2, high2, tile)
         y = _end(y)
-        h = _activated(y, bias2, word, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
+        h = _activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w3.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
@@ -220,7 +191,7 @@ def mlp_forward_hopper_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
-    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute all three layers for C = 128 and numbers of 16 bits.
@@ -237,12 +208,6 @@ def mlp_forward_hopper_kernel(
     slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
-    hashes = gl.allocate_shared_memory(gl.uint32, [2, 64], HASHES)  # of the pairs of columns, for each hidden layer
-    if DROPOUT:
-        pairs = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0])).to(gl.uint32)
-        for i in gl.static_range(2):
-            low, high = gl.load(seeds + 2 * i).to(gl.uint32), gl.load(seeds + 2 * i + 1).to(gl.uint32)
-            hashes.index(i).store(_mix_all(_mix_all(pairs ^ high) ^ low))
     for i in gl.static_range(INPUTS):
         keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
     keep_weight(w2, weight2, 128, True)
@@ -251,14 +216,14 @@ def mlp_forward_hopper_kernel(
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk, (first, second, third, kept_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual,
+            (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 0,
-                     INPUTS, BIAS, DROPOUT, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual,
+                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
+            (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 1,
-                     INPUTS, BIAS, DROPOUT, RESIDUAL, SKIP, KEEP)),
+                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
         ],
         [4],
         [240],
@@ -288,7 +253,7 @@ def forward(
             first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
             outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
             first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-            INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, SKIP=skip,
+            INPUTS=parts, BIAS=bool(biases), WORDS=word_count(dropout), RESIDUAL=residual is not None, SKIP=skip,
             KEEP=keep, num_warps=4,
         )  # fmt: skip
     return outs

@@ -29,7 +29,14 @@ from diffnet.ops.common.tiling import (
     row_major,
     tile,
 )
-from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import (
+    activated,
+    inputs_backward,
+    linear,
+    linear_backward,
+    threshold_and_scale,
+    word_count,
+)
 
 
 def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:
@@ -95,7 +102,7 @@ def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
-    INPUTS: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    INPUTS: tl.constexpr, BIAS: tl.constexpr, WORDS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute all three layers of a tile of rows. KEEP: write the hidden layers.
@@ -125,21 +132,21 @@ def mlp_forward_kernel(
     inside = live & in_c[None, :]
     at = rows64 * c_size + c[None, :]
     dtype = out.dtype.element_ty
-    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, WORDS).to(dtype)
     if c_size != BLOCK_C:  # an infinite x times the zeros beyond the last channel is NaN
         h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden1 + at, h, mask=inside)
     w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, WORDS).to(dtype)
     if c_size != BLOCK_C:
         h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden2 + at, h, mask=inside)
     w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, False)
+    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, 0)
     if RESIDUAL:
         y += tl.load(residual + rows64 * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, y.to(dtype), mask=inside)
@@ -190,7 +197,7 @@ def forward(
             outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
             rows, *threshold_and_scale(dropout), c,
             first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-            INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
+            INPUTS=len(inputs), BIAS=bool(biases), WORDS=word_count(dropout), RESIDUAL=residual is not None,
             KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
