@@ -39,6 +39,24 @@ CHANNELS = gl.constexpr(
         shape=[64, 128],
     )
 )
+DRAWN = gl.constexpr(  # a row's four words of random bits, each in one thread
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
+)
+BY_WORD = gl.constexpr(  # CHANNELS, with the columns of a word in the second and the last dimension
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0], [0, 4, 0, 0], [0, 8, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[64, 16, 4, 2],
+    )
+)
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
 _NAN = gl.constexpr(PropagateNan.ALL)
@@ -78,21 +96,26 @@ def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 
 @gluon.jit
-def _dropped(low, high, rows, c, threshold, WORDS: gl.constexpr):
-    """The same as `linear_kernels.dropped` for 128 channels. The 32 columns of a thread have one word."""
+def _dropped(low, high, tile, threshold, WORDS: gl.constexpr):
+    """The same as `linear_kernels.dropped` for a tile. Four neighboring threads draw one word each for all of them."""
+    rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, DRAWN))
     by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
-    by_column = _mix(_mix((c // 8 % 4).to(gl.uint32) ^ high) ^ low)
+    by_column = _mix(_mix(gl.arange(0, 4, layout=gl.SliceLayout(0, DRAWN)).to(gl.uint32) ^ high) ^ low)
     word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
-    return (word >> (c // 32 * 8 + c % 8)[None, :]) & 1 != 0
+    word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(3, BY_WORD)))
+    word = word[:, None, :, None].broadcast_to(64, 16, 4, 2).reshape([64, 128])
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    word = gl.convert_layout(word, CHANNELS, assert_trivial=True) >> (c // 8 % 4 * 2)[None, :]
+    return word & (1 << (c // 32 * 8 + c % 2))[None, :] != 0  # so the bit of a register is a constant
 
 
 @gluon.jit
-def _activated(y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
+def _activated(y, bias, low, high, tile, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
         y += gl.load(bias + c).to(gl.float32)[None, :]
     if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
-        y = gl.where(_dropped(low, high, rows, c, threshold, WORDS), 0.0, y)
+        y = gl.where(_dropped(low, high, tile, threshold, WORDS), 0.0, y)
     y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     return y * keep_scale if WORDS > 0 else y
 
@@ -163,12 +186,12 @@ def _walk(
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = _activated(y, bias1, low1, high1, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w2.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         y = _end(y)
-        h = _activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = _activated(y, bias2, low2, high2, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w3.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
