@@ -87,6 +87,16 @@ def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
 
 
 @gluon.jit
+def _zero():
+    """Return 0, in a way that the compiler does not know.
+
+    Addresses of weights that depend on it are computed in each tile. Otherwise all 40 would be kept, which takes
+    more registers than there are.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
     """Start to copy a tile of rows to shared memory."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
@@ -136,7 +146,7 @@ def _end(y):
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    first, second, third, kept_x, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     GROUP: gl.constexpr,
@@ -172,9 +182,10 @@ def _walk(
         async_copy.wait_group(0)
         fence_async_shared()
         BARRIER()
-        y = _start(x, w1.index(0).permute([1, 0]), zeros)
+        zero = _zero()
+        y = _start(x, w.index(zero).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
-            y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
+            y = warpgroup_mma(kept_x.index(i - 1), w.index(zero + i).permute([1, 0]), y, is_async=True)
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
@@ -187,12 +198,12 @@ def _walk(
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
         h = _activated(y, bias1, low1, high1, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
-        y = _start(h, w2.permute([1, 0]), zeros)
+        y = _start(h, w.index(zero + INPUTS).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         y = _end(y)
         h = _activated(y, bias2, low2, high2, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
-        y = _start(h, w3.permute([1, 0]), zeros)
+        y = _start(h, w.index(zero + INPUTS + 1).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
         if not SKIP:
@@ -225,25 +236,23 @@ def mlp_forward_hopper_kernel(
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [INPUTS + 2, 128, 128], square)
     slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
+    keep_weight(w.index(INPUTS), weight2, 128, True)
+    keep_weight(w.index(INPUTS + 1), weight3, 128, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
+            (_walk, (first, second, third, kept_x, w, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 0,
                      INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
+            (_walk, (first, second, third, other_x, w, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 1,
                      INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
@@ -284,7 +293,7 @@ def forward(
 
 @gluon.jit
 def _walk_back(
-    grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+    grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
     grad_stride: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     tiles = gl.cdiv(rows_size, 64)
@@ -304,16 +313,17 @@ def _walk_back(
     for tile in range(start, tiles, step):
         place = (tile.to(gl.int64) * 64) * 128
         inside = (tile * 64 + v < rows_size)[:, None]
-        y = _start(g, w3, zeros)
+        zero = _zero()
+        y = _start(g, w.index(zero + PARTS + 1), zeros)
         h = gl.load(hidden2 + place + at, mask=inside, other=0.0)
         y = _end(y)
         y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w2, zeros)
+        z = _start(y, w.index(zero + PARTS), zeros)
         gl.store(grad2 + place + at, y, mask=inside)
         h = gl.load(hidden1 + place + at, mask=inside, other=0.0)
         y = _end(z)
         y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w1.index(0), zeros)
+        z = _start(y, w.index(zero + 0), zeros)
         gl.store(grad1 + place + at, y, mask=inside)
         added = g  # takes 6 % less time than reading it again
         later = tile + step
@@ -325,11 +335,11 @@ def _walk_back(
         gl.store(out + place + at, z.to(dtype), mask=inside)
         BARRIER()  # the next product would take registers that z still has
         if PARTS > 1:
-            z = _end(_start(y, w1.index(1), zeros))
+            z = _end(_start(y, w.index(zero + 1), zeros))
             gl.store(out + plane + place + at, z.to(dtype), mask=inside)
             BARRIER()
         if PARTS > 2:
-            z = _end(_start(y, w1.index(2), zeros))
+            z = _end(_start(y, w.index(zero + 2), zeros))
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
 
 
@@ -343,20 +353,18 @@ def mlp_backward_hopper_kernel(
     """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [PARTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [PARTS + 2, 128, 128], square)
     for i in gl.static_range(PARTS):
-        keep_weight(w1.index(i), weight1 + i * 128, PARTS * 128, True)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True)
+    keep_weight(w.index(PARTS), weight2, 128, True)
+    keep_weight(w.index(PARTS + 1), weight3, 128, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 0, PARTS, SKIP)),
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 1, PARTS, SKIP)),
         ],
         [4],
