@@ -255,7 +255,7 @@ def mlp_forward_hopper_kernel(
     """Compute all three layers for C = 128 and numbers of 16 bits.
 
     SKIP: the first input is the residual and stays in registers, which takes 8 % less time. KEEP: write the hidden
-    layers and their signs. The signs take 10 % more time, and save 21 % of that for the gradients of the inputs.
+    layers and their signs. With signs, this kernel takes 10 % more time, and the backward's 21 % less.
     """
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)

@@ -130,7 +130,7 @@ def mlp_forward_linear_kernel(
     y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, WORDS)
     if MASKED:
         h = tl.load(hidden + rows64[:, None] * out_size + c[None, :], mask=inside, other=0.0)
-        y = tl.where(h > 0.0, y, 0.0) * keep_scale
+        y = tl.where(h > 0.0, y * keep_scale, 0.0)
     if RESIDUAL:
         at = residual + rows64[:, None] * residual_stride + c[None, :]
         y += tl.load(at, mask=live[:, None] & (c < part_size)[None, :], other=0.0).to(tl.float32)
