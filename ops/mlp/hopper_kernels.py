@@ -1,7 +1,7 @@
 """A block's MLP for Hopper: weights stay in shared memory, and two groups of warps take turns.
 
 One group's products run while the other group draws random numbers and writes. In the forward, the next rows arrive
-meanwhile. In the backward, tiles of rows stay in registers.
+meanwhile. In the backward, tiles of rows stay in registers. It reads which hidden units are above 0, a bit for each.
 """
 
 # mypy: disable-error-code=attr-defined
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,7 +25,7 @@ from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.tiling import SIZES, aligned, cdiv, empty_planes, processors
-from diffnet.ops.mlp.linear_kernels import mix, threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import draw, mix, threshold_and_scale, word_count
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -39,20 +40,28 @@ CHANNELS = gl.constexpr(
         shape=[64, 128],
     )
 )
-PAIRS = gl.constexpr(  # of neighbors in CHANNELS
+WORDS_OF_ROWS = gl.constexpr(  # the four words of a row, each in one thread
     gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0], [0, 16], [0, 32]],
-        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[64, 64],
+        shape=[64, 4],
+    )
+)
+BY_WORD = gl.constexpr(  # CHANNELS, with the columns of a word in the second and the last dimension
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0], [0, 4, 0, 0], [0, 8, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[64, 16, 4, 2],
     )
 )
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
 _NAN = gl.constexpr(PropagateNan.ALL)
 LOADED = gl.constexpr(gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0]))
-HASHES = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
@@ -62,13 +71,7 @@ def exchanged(x):
     return x.reshape([rows, 2, 2, 2, 2, 2, 2, 2]).permute([0, 1, 2, 5, 6, 3, 4, 7]).reshape([rows, 128])
 
 
-_mix = gluon.jit(mix.fn)  # kernels in Triton and in Gluon drop the same units for a seed
-
-
-@gluon.jit
-def _mix_all(h):
-    h = _mix(h)
-    return h ^ (h >> 16)
+_mix, _draw = gluon.jit(mix.fn), gluon.jit(draw.fn)  # kernels in Triton and in Gluon drop the same units for a seed
 
 
 @gluon.jit
@@ -85,6 +88,16 @@ def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
 
 
 @gluon.jit
+def _zero():
+    """Return 0 in a way that the compiler does not see through.
+
+    Addresses of weights that depend on it are computed in each tile. Else all 40 would stay in registers, and others
+    would be written to memory. The forward takes 18 % less time.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
     """Start to copy a tile of rows to shared memory."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
@@ -94,28 +107,45 @@ def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 
 @gluon.jit
-def _draws(hashes, low, high, tile):
-    """Draw a word for each pair of columns, see `linear_kernels.random_bits`.
-
-    The move instruction changes nothing. It keeps the compiler from drawing after the product that is being computed.
-    """
-    rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, PAIRS))
-    by_row = _mix_all(_mix_all(rows.to(gl.uint32) ^ low) ^ high)
-    word = _mix(by_row[:, None] + hashes.load(gl.SliceLayout(0, PAIRS))[None, :])
-    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [word], dtype=gl.uint32, is_pure=False, pack=1)
+def _dropped(low, high, tile, threshold, WORDS: gl.constexpr):
+    """The same as `linear_kernels.dropped` for a tile. Four neighboring threads draw one word each for all of them."""
+    rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, WORDS_OF_ROWS))
+    by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
+    by_column = _mix(_mix(gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS)).to(gl.uint32) ^ high) ^ low)
+    word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
+    word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(3, BY_WORD)))
+    word = word[:, None, :, None].broadcast_to(64, 16, 4, 2).reshape([64, 128])
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    word = gl.convert_layout(word, CHANNELS, assert_trivial=True) >> (c // 8 % 4 * 2)[None, :]
+    return word & (1 << (c // 32 * 8 + c % 2))[None, :] != 0  # so the bit of a register is a constant
 
 
 @gluon.jit
-def _activated(y, bias, word, c, threshold, keep_scale, BIAS: gl.constexpr, DROPOUT: gl.constexpr):
+def _activated(y, bias, low, high, tile, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
         y += gl.load(bias + c).to(gl.float32)[None, :]
+    if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
+        y = gl.where(_dropped(low, high, tile, threshold, WORDS), 0.0, y)
     y = gl.maximum(y, 0.0, propagate_nan=_NAN)
-    if DROPOUT:
-        bits = gl.join(word, (word ^ (word >> 16)) << 16).reshape([64, 128])
-        bits = gl.convert_layout(bits, CHANNELS, assert_trivial=True)
-        y = gl.where(bits < (threshold.to(gl.uint32) << 16), 0.0, y * keep_scale)
-    return y
+    return y * keep_scale if WORDS > 0 else y
+
+
+@gluon.jit
+def _signs(h, c):
+    """Return whether numbers are above 0, as a bit of a word for each of the 32 columns of a row in a thread."""
+    bits = (h > 0.0).to(gl.int32) << (c // 32 * 8 + c % 8)[None, :]
+    return gl.convert_layout(gl.sum(gl.sum(bits.reshape([64, 4, 4, 8]), 3), 1), WORDS_OF_ROWS, assert_trivial=True)
+
+
+@gluon.jit
+def _masked(y, words, c, keep_scale):
+    """Return y · keep_scale where `_signs` found a number above 0, else 0."""
+    for _ in gl.static_range(5):
+        words = gl.join(words, words)
+    words = words.reshape([64, 4, 4, 8]).permute([0, 2, 1, 3]).reshape([64, 128])
+    words = gl.convert_layout(words, CHANNELS, assert_trivial=True)
+    return gl.where(words & (1 << (c // 32 * 8 + c % 8))[None, :] != 0, y, 0.0) * keep_scale
 
 
 @gluon.jit
@@ -134,11 +164,11 @@ def _end(y):
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    first, second, third, kept_x, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, signs, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     GROUP: gl.constexpr,
-    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
@@ -148,14 +178,13 @@ def _walk(
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
-    if DROPOUT:
-        low1 = gl.load(seeds).to(gl.uint32)
-        high1 = gl.load(seeds + 1).to(gl.uint32)
-        low2 = gl.load(seeds + 2).to(gl.uint32)
-        high2 = gl.load(seeds + 3).to(gl.uint32)
+    low1, high1 = gl.load(seeds).to(gl.uint32), gl.load(seeds + 1).to(gl.uint32)
+    low2, high2 = gl.load(seeds + 2).to(gl.uint32), gl.load(seeds + 3).to(gl.uint32)
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
     at = v64 * 128 + c64
+    words_v = gl.arange(0, 64, layout=gl.SliceLayout(1, WORDS_OF_ROWS))
+    signs_at = words_v[:, None] * 8 + gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS))[None, :]
     inside = (start * 64 + v < rows_size)[:, None]
     first_at = first + (start.to(gl.int64) * 64) * first_stride
     x = gl.load(first_at + (v64 * first_stride + c64), mask=inside, other=0.0)
@@ -167,18 +196,18 @@ def _walk(
     for tile in range(start, tiles, step):
         inside = (tile * 64 + v < rows_size)[:, None]
         place = (tile.to(gl.int64) * 64) * 128
+        signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
+        with_signs = (tile * 64 + words_v < rows_size)[:, None]
         later = tile + step
         later_at = first + (later.to(gl.int64) * 64) * first_stride
         inside_later = (later * 64 + v < rows_size)[:, None]
         async_copy.wait_group(0)
         fence_async_shared()
         BARRIER()
-        y = _start(x, w1.index(0).permute([1, 0]), zeros)
+        zero = _zero()
+        y = _start(x, w.index(zero).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
-            y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
-        word = c
-        if DROPOUT:
-            word = _draws(hashes.index(0), low1, high1, tile)
+            y = warpgroup_mma(kept_x.index(i - 1), w.index(zero + i).permute([1, 0]), y, is_async=True)
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
@@ -190,17 +219,17 @@ def _walk(
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(y, bias1, word, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
-        y = _start(h, w2.permute([1, 0]), zeros)
+        h = _activated(y, bias1, low1, high1, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        y = _start(h, w.index(zero + INPUTS).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
-        if DROPOUT:
-            word = _draws(hashes.index(1), low2, high2, tile)
+            gl.store(signs_of_tile, _signs(h, c), mask=with_signs)
         y = _end(y)
-        h = _activated(y, bias2, word, c, threshold, keep_scale, BIAS, DROPOUT).to(dtype)
-        y = _start(h, w3.permute([1, 0]), zeros)
+        h = _activated(y, bias2, low2, high2, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        y = _start(h, w.index(zero + INPUTS + 1).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
+            gl.store(signs_of_tile + 4, _signs(h, c), mask=with_signs)
         if not SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         if RESIDUAL and not SKIP:
@@ -217,48 +246,40 @@ def _walk(
 @launched
 @gluon.jit(do_not_specialize=SIZES)
 def mlp_forward_hopper_kernel(
-    first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, signs, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
-    INPUTS: gl.constexpr, BIAS: gl.constexpr, DROPOUT: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
+    INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute all three layers for C = 128 and numbers of 16 bits.
 
-    Of 0.35 ms for 524,288 rows, dropout takes 0.09. So the GPU draws while it multiplies. SKIP: the first input is the
-    residual and stays in registers. Both take 6 % less time.
+    SKIP: the first input is the residual and stays in registers, which takes 8 % less time. KEEP: write the hidden
+    layers and their signs. With signs, this kernel takes 10 % more time, and the backward's 21 % less.
     """
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [INPUTS + 2, 128, 128], square)
     slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
-    hashes = gl.allocate_shared_memory(gl.uint32, [2, 64], HASHES)  # of the pairs of columns, for each hidden layer
-    if DROPOUT:
-        pairs = gl.arange(0, 64, layout=gl.BlockedLayout([1], [32], [4], [0])).to(gl.uint32)
-        for i in gl.static_range(2):
-            low, high = gl.load(seeds + 2 * i).to(gl.uint32), gl.load(seeds + 2 * i + 1).to(gl.uint32)
-            hashes.index(i).store(_mix_all(_mix_all(pairs ^ high) ^ low))
     for i in gl.static_range(INPUTS):
-        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
+    keep_weight(w.index(INPUTS), weight2, 128, True)
+    keep_weight(w.index(INPUTS + 1), weight3, 128, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk, (first, second, third, kept_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
+            (_walk, (first, second, third, kept_x, w, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, signs, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 0,
-                     INPUTS, BIAS, DROPOUT, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, hashes, w1, w2, w3, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
+                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
+            (_walk, (first, second, third, other_x, w, bias1, bias2, bias3, residual,
+                     seeds, hidden1, hidden2, signs, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 1,
-                     INPUTS, BIAS, DROPOUT, RESIDUAL, SKIP, KEEP)),
+                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
         ],
         [4],
         [240],
@@ -276,19 +297,20 @@ def forward(
 ) -> list[Tensor]:
     """The same as `kernels.forward` for three layers of 128 channels."""
     rows, parts = inputs[0].shape[0], len(inputs)
-    skip = residual is inputs[0] and seeds is not None  # without dropout, more registers would spill
+    skip = residual is inputs[0]
     inputs = [aligned(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     added = first if residual is None else aligned(residual)
     outs = [first.new_empty(rows, 128) for _ in range(3 if keep else 1)]
+    outs += [first.new_empty(rows, 8, dtype=torch.int32)] if keep else []
     if rows:
         w1, w2, w3 = weights
         b1, b2, b3 = (bias.contiguous() for bias in biases) if biases else (w1, w2, w3)
         mlp_forward_hopper_kernel[(min(processors(first), cdiv(rows, 64)),)](
             first, second, third, w1, w2, w3, b1, b2, b3, added, w1 if seeds is None else seeds.contiguous(),
-            outs[1 % len(outs)], outs[2 % len(outs)], outs[0], rows, *threshold_and_scale(dropout),
+            outs[1 % len(outs)], outs[2 % len(outs)], outs[-1], outs[0], rows, *threshold_and_scale(dropout),
             first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-            INPUTS=parts, BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None, SKIP=skip,
+            INPUTS=parts, BIAS=bool(biases), WORDS=word_count(dropout), RESIDUAL=residual is not None, SKIP=skip,
             KEEP=keep, num_warps=4,
         )  # fmt: skip
     return outs
@@ -296,7 +318,7 @@ def forward(
 
 @gluon.jit
 def _walk_back(
-    grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+    grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
     grad_stride: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     tiles = gl.cdiv(rows_size, 64)
@@ -310,22 +332,27 @@ def _walk_back(
     # With 64 bits, the compiler finds that addresses in a thread differ by constants, and keeps one of them.
     v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
     at = v64 * 128 + c64
+    words_v = gl.arange(0, 64, layout=gl.SliceLayout(1, WORDS_OF_ROWS))
+    signs_at = words_v[:, None] * 8 + gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS))[None, :]
     grad_at = v64 * grad_stride + c64
     inside = (start * 64 + v < rows_size)[:, None]
     g = gl.load(grad + (start.to(gl.int64) * 64) * grad_stride + grad_at, mask=inside, other=0.0)
     for tile in range(start, tiles, step):
         place = (tile.to(gl.int64) * 64) * 128
+        signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
+        with_signs = (tile * 64 + words_v < rows_size)[:, None]
+        signs1 = gl.load(signs_of_tile, mask=with_signs, other=0)
+        signs2 = gl.load(signs_of_tile + 4, mask=with_signs, other=0)
         inside = (tile * 64 + v < rows_size)[:, None]
-        y = _start(g, w3, zeros)
-        h = gl.load(hidden2 + place + at, mask=inside, other=0.0)
+        zero = _zero()
+        y = _start(g, w.index(zero + PARTS + 1), zeros)
         y = _end(y)
-        y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w2, zeros)
+        y = _masked(y, signs2, c, keep_scale).to(dtype)
+        z = _start(y, w.index(zero + PARTS), zeros)
         gl.store(grad2 + place + at, y, mask=inside)
-        h = gl.load(hidden1 + place + at, mask=inside, other=0.0)
         y = _end(z)
-        y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w1.index(0), zeros)
+        y = _masked(y, signs1, c, keep_scale).to(dtype)
+        z = _start(y, w.index(zero + 0), zeros)
         gl.store(grad1 + place + at, y, mask=inside)
         added = g  # takes 6 % less time than reading it again
         later = tile + step
@@ -337,38 +364,36 @@ def _walk_back(
         gl.store(out + place + at, z.to(dtype), mask=inside)
         BARRIER()  # the next product would take registers that z still has
         if PARTS > 1:
-            z = _end(_start(y, w1.index(1), zeros))
+            z = _end(_start(y, w.index(zero + 1), zeros))
             gl.store(out + plane + place + at, z.to(dtype), mask=inside)
             BARRIER()
         if PARTS > 2:
-            z = _end(_start(y, w1.index(2), zeros))
+            z = _end(_start(y, w.index(zero + 2), zeros))
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
 
 
 @launched
 @gluon.jit(do_not_specialize=SIZES)
 def mlp_backward_hopper_kernel(
-    grad, weight1, weight2, weight3, hidden1, hidden2, grad1, grad2, out,
+    grad, weight1, weight2, weight3, signs, grad1, grad2, out,
     rows_size, plane_rows, keep_scale, grad_stride: gl.constexpr,
     PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [PARTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [PARTS + 2, 128, 128], square)
     for i in gl.static_range(PARTS):
-        keep_weight(w1.index(i), weight1 + i * 128, PARTS * 128, True)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True)
+    keep_weight(w.index(PARTS), weight2, 128, True)
+    keep_weight(w.index(PARTS + 1), weight3, 128, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 0, PARTS, SKIP)),
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 1, PARTS, SKIP)),
         ],
         [4],
@@ -385,7 +410,7 @@ def backward(
     first, second = grad.new_empty(rows, 128), grad.new_empty(rows, 128)
     if rows:
         mlp_backward_hopper_kernel[(min(processors(grad), cdiv(rows, 64)),)](
-            grad, *weights, *(h.contiguous() for h in hidden),
+            grad, *weights, hidden[-1].contiguous(),
             first, second, input_grads, rows, plane_rows, threshold_and_scale(dropout)[1], grad.stride(0),
             PARTS=parts, SKIP=skip, num_warps=4,
         )  # fmt: skip

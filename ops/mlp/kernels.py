@@ -29,7 +29,14 @@ from diffnet.ops.common.tiling import (
     row_major,
     tile,
 )
-from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward, threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import (
+    activated,
+    inputs_backward,
+    linear,
+    linear_backward,
+    threshold_and_scale,
+    word_count,
+)
 
 
 def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:
@@ -74,7 +81,7 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
     return interpreted(x) or (has_large_shared_memory(x) and (x.dtype != torch.float32 or parts > 1))
 
 
-def _fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
+def fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
     """Whether the kernels for Hopper compute this. They are faster from some thousand rows on, else 2 µs slower."""
     x = inputs[0]
     return on_hopper(x) and x.dtype.itemsize == 2 and x.shape[1] == 128 and _fits(inputs, weights, (128, 0, 0))
@@ -95,7 +102,7 @@ def mlp_forward_kernel(
     first, second, third, weight1, weight2, weight3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale, c_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
-    INPUTS: tl.constexpr, BIAS: tl.constexpr, DROPOUT: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
+    INPUTS: tl.constexpr, BIAS: tl.constexpr, WORDS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Compute all three layers of a tile of rows. KEEP: write the hidden layers.
@@ -125,21 +132,21 @@ def mlp_forward_kernel(
     inside = live & in_c[None, :]
     at = rows64 * c_size + c[None, :]
     dtype = out.dtype.element_ty
-    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    h = activated(y, bias1, seeds, rows, c, threshold, keep_scale, c_size, BIAS, True, WORDS).to(dtype)
     if c_size != BLOCK_C:  # an infinite x times the zeros beyond the last channel is NaN
         h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden1 + at, h, mask=inside)
     w = transposed(_load_weight(weight2, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, DROPOUT).to(dtype)
+    h = activated(y, bias2, seeds + 2, rows, c, threshold, keep_scale, c_size, BIAS, True, WORDS).to(dtype)
     if c_size != BLOCK_C:
         h = tl.where(in_c[None, :], h, 0.0)
     if KEEP:
         tl.store(hidden2 + at, h, mask=inside)
     w = transposed(_load_weight(weight3, 0, 1, c_size, PRECISION, BLOCK_C))
     y = product(split(h, PRECISION), w, None, PRECISION)
-    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, False)
+    y = activated(y, bias3, seeds, rows, c, threshold, keep_scale, c_size, BIAS, False, 0)
     if RESIDUAL:
         y += tl.load(residual + rows64 * residual_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, y.to(dtype), mask=inside)
@@ -157,10 +164,10 @@ def forward(
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
     inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
-    none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
+    none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), … and on Hopper the signs
     """
     check_rows("mlp", inputs[0].shape[0])
-    if _fits_hopper(inputs, weights):
+    if fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
         return hopper_kernels.forward(inputs, weights, biases, residual, dropout, seeds, keep)
@@ -190,7 +197,7 @@ def forward(
             outs[1 % len(outs)], outs[2 % len(outs)], outs[0],
             rows, *threshold_and_scale(dropout), c,
             first.stride(0), second.stride(0), third.stride(0), added.stride(0),
-            INPUTS=len(inputs), BIAS=bool(biases), DROPOUT=seeds is not None, RESIDUAL=residual is not None,
+            INPUTS=len(inputs), BIAS=bool(biases), WORDS=word_count(dropout), RESIDUAL=residual is not None,
             KEEP=keep, PRECISION=precision, BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c,
             num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
@@ -254,7 +261,7 @@ def backward(
 
     grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
     """
-    if need_inputs and _fits_hopper(inputs, weights):
+    if need_inputs and fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
         return hopper_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
@@ -262,7 +269,7 @@ def backward(
     t = backward_tiling(inputs, weights) if need_inputs else None
     if t is None:
         grads = [grad]
-        for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):
+        for weight, layer in zip(weights[:0:-1], hidden[len(weights) - 2 :: -1], strict=True):
             grads.insert(0, linear_backward(grads[0], weight, hidden=layer, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
@@ -274,7 +281,7 @@ def backward(
         w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         mlp_backward_kernel[(programs,)](
-            grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
+            grad, w1, w2, w3, *(h.contiguous() for h in hidden[:2]), first, second, input_grads,
             rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
             PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
             num_warps=t.warps, num_stages=t.stages,

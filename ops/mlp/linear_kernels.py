@@ -28,49 +28,60 @@ def linear_tiling(x: Tensor, k: int, c: int, inputs: int) -> Tiling:
 
 @triton.jit
 def mix(h):
-    """Map 32 bits to 32 bits, one to one. Each input bit flips each upper bit of the result half the time."""
+    """Map 32 bits to 32 bits, one to one. Each input bit flips each bit of the result half the time."""
     h ^= h >> 16
     h *= 0x7FEB352D
     h ^= h >> 15
     h *= 0x846CA68B
-    return h
-
-
-@triton.jit
-def _mix_all(h):
-    """Map 32 bits to 32 bits, one to one. Each input bit flips each bit of the result half the time."""
-    h = mix(h)
     return h ^ (h >> 16)
 
 
 @triton.jit
-def random_bits(seed, rows, c):
-    """Return 32 bits for each place (rows, c) from a seed of two words. The upper half is random.
+def draw(start, threshold, WORDS: tl.constexpr):
+    """Return words of 32 bits that are 1 with the probability threshold/2¹⁶, from a start value for each.
 
-    Rows and columns are hashed apart and then together. Philox would take longer than the rest of the layer. Two
-    columns share a word and take one half each. One thread has both, and the compiler computes their word once.
+    If a bit is 1 with probability p, then `bit | fair` is with (1 + p)/2, and `bit & fair` with p/2. So each step puts
+    one binary digit in front of the probability: the digits of the threshold, from the last 1 to the first. WORDS is
+    the number of these digits, see `word_count`.
+    """
+    drawn = start ^ start
+    h = (start ^ (start >> 16)) * 0x7FEB352D
+    for k in tl.static_range(WORDS):
+        h = (h ^ (h >> 15)) * 0x846CA68B  # the first `fair` is mix(start)
+        fair = h ^ (h >> 16)
+        digit = 0 - ((threshold.to(tl.uint32) >> (16 - WORDS + k)) & 1)
+        drawn = (drawn & fair) | (digit & (drawn | fair))
+    return drawn
+
+
+@triton.jit
+def dropped(seed, rows, c, threshold, WORDS: tl.constexpr):
+    """Return whether dropout sets the unit of each place (rows, c) to 0, from a seed of two words.
+
+    Rows and columns are hashed apart and then together. Philox would take longer than the rest of the layer. A word
+    serves 32 of 128 columns: those of a thread that holds a result of the matrix units.
     """
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
-    by_row = _mix_all(_mix_all(rows.to(tl.uint32) ^ low) ^ high)
-    by_column = _mix_all(_mix_all((c // 2).to(tl.uint32) ^ high) ^ low)
-    word = mix(by_row[:, None] + by_column[None, :])
-    return tl.where((c % 2 == 0)[None, :], word, (word ^ (word >> 16)) << 16)
+    by_row = mix(mix(rows.to(tl.uint32) ^ low) ^ high)
+    by_column = mix(mix((c // 128 * 4 + c // 2 % 4).to(tl.uint32) ^ high) ^ low)
+    word = draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
+    return (word >> (c % 128 // 8 * 2 + c % 2)[None, :]) & 1 != 0
 
 
 @triton.jit
 def activated(
     y, bias, seed, rows, c, threshold, keep_scale, size: tl.constexpr,
-    BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+    BIAS: tl.constexpr, RELU: tl.constexpr, WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Return dropout(relu(y + b)); each of the three is optional."""
+    """Return relu(dropout(y + b)); each of the three is optional. WORDS: see `draw`, 0 for no dropout"""
     if BIAS:
         y += tl.load(bias + c, mask=c < size, other=0.0).to(tl.float32)[None, :]
+    if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
+        y = tl.where(dropped(seed, rows, c, threshold, WORDS), 0.0, y)
     if RELU:
-        y = tl.where(y < 0.0, 0.0, y)  # lets NaN through
-    if DROPOUT:
-        y = tl.where(random_bits(seed, rows, c) < (threshold.to(tl.uint32) << 16), 0.0, y * keep_scale)
-    return y
+        y = tl.maximum(y, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    return y * keep_scale if WORDS > 0 else y
 
 
 @launched
@@ -80,7 +91,7 @@ def mlp_forward_linear_kernel(
     rows_size, plane_rows, threshold, keep_scale,
     in_size: tl.constexpr, out_size: tl.constexpr, part_size: tl.constexpr,
     first_stride: tl.constexpr, second_stride: tl.constexpr, third_stride: tl.constexpr, residual_stride: tl.constexpr,
-    INPUTS: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, DROPOUT: tl.constexpr,
+    INPUTS: tl.constexpr, TRANSPOSED: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr, WORDS: tl.constexpr,
     MASKED: tl.constexpr, RESIDUAL: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -116,7 +127,7 @@ def mlp_forward_linear_kernel(
                 w = transposed(load(at, apart, in_c[:, None] & in_k[None, :], PRECISION))
             y = product(split(x, PRECISION), w, y, PRECISION)
     inside = live[:, None] & in_c[None, :]
-    y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, DROPOUT)
+    y = activated(y, bias, seed, rows, c, threshold, keep_scale, out_size, BIAS, RELU, WORDS)
     if MASKED:
         h = tl.load(hidden + rows64[:, None] * out_size + c[None, :], mask=inside, other=0.0)
         y = tl.where(h > 0.0, y * keep_scale, 0.0)
@@ -199,7 +210,7 @@ def _launch(
             rows, plane_rows, *threshold_and_scale(dropout), c, out_size, out_size // parts,
             first.stride(0), second.stride(0), third.stride(0), some_residual.stride(0),
             INPUTS=len(inputs), TRANSPOSED=transposed, BIAS=bias is not None,
-            RELU=activation, DROPOUT=activation and seed is not None,
+            RELU=activation, WORDS=word_count(dropout) if activation else 0,
             MASKED=hidden is not None, RESIDUAL=residual is not None, PRECISION=precision,
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
@@ -219,3 +230,9 @@ def threshold_and_scale(dropout: float) -> tuple[int, float]:
     """Return how many of 2¹⁶ equally likely draws are dropped, and the factor for the other units."""
     threshold = min(round(dropout * 2**16), 2**16 - 1)
     return threshold, 2**16 / (2**16 - threshold)
+
+
+def word_count(dropout: float) -> int:
+    """Return how many random words `draw` takes: the binary digits of the threshold up to the last 1."""
+    threshold = threshold_and_scale(dropout)[0] | 2**16
+    return 17 - (threshold & -threshold).bit_length()

@@ -16,9 +16,12 @@ from torch import Tensor
 from diffnet.ops import mlp
 from diffnet.ops.common import matmul
 from diffnet.ops.common.matmul import operands
-from diffnet.ops.common.tiling import on_hopper
-from diffnet.ops.mlp import kernels
-from diffnet.ops.mlp.linear_kernels import threshold_and_scale
+from diffnet.ops.common.tiling import Tiling, on_hopper
+from diffnet.ops.definition import BlockArguments
+from diffnet.ops.diffusion_features import op as block
+from diffnet.ops.diffusion_features.op import diffusion_block
+from diffnet.ops.mlp import kernels, linear_kernels
+from diffnet.ops.mlp.linear_kernels import linear, threshold_and_scale, word_count
 from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytest.importorskip("triton")
@@ -149,26 +152,27 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     biases = [torch.randn(128, device="cuda") for _ in range(3)]
     seeds = torch.randint(2**31, (2, 2), device="cuda")
     apart, unaligned, few = [x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128] for x in wide]
-    cases: list[tuple[list[Tensor], Tensor | None, Tensor | None, bool]] = [
-        (apart, apart[0], seeds, True),
-        (apart, unaligned[0], seeds, False),
-        (unaligned, unaligned[-1], None, False),
-        ([x.contiguous() for x in few], None, None, False),
+    cases: list[tuple[list[Tensor], Tensor | None, float, bool]] = [
+        (apart, apart[0], 0.3, True),
+        (apart, unaligned[0], 0.5, False),
+        (unaligned, unaligned[-1], 0.0, False),
+        ([x.contiguous() for x in few], None, 0.0, False),
     ]
-    for inputs, residual, seed, skip in cases:
-        p = 0.3 if seed is not None else 0.0
+    for inputs, residual, p, skip in cases:
+        seed = seeds if p else None
         outs = kernels.forward(inputs, weights, biases, residual, p, seed, True)
         if seed is None:
             expected = layers_in_float32(inputs, weights, biases, residual)
         else:
             with monkeypatch.context() as patch:
                 # A private name, since nothing else takes the kernels for other GPUs on this one.
-                patch.setattr(kernels, "_fits_hopper", lambda *_: False)
+                patch.setattr(kernels, "fits_hopper", lambda *_: False)
                 expected = kernels.forward(inputs, weights, biases, residual, p, seed, True)
+        *outs, signs = outs
         assert all(relative(out, other) <= 5e-3 for out, other in zip(outs, expected, strict=True))
         for out, other in zip(outs[1:], expected[1:], strict=True):
             assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
-        found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
+        found, layers = kernels.backward(inputs[0], inputs, weights, [*outs[1:], signs], skip, p, True)
         scale = threshold_and_scale(p)[1]
         same = gradients_in_float32(inputs[0], parts, weights, outs[1:], skip, scale)
         assert all(relative(grad, other) <= 5e-3 for grad, other in zip([*found, *layers], same, strict=True))
@@ -181,6 +185,35 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     assert kernels.forward([nan] * parts, weights, [], None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
     assert kernels.forward(empty, weights, [], None, 0.0, None, False)[0].shape == (0, 128)
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_block_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one node and as several operators, a block has the gradients that the kernels for other GPUs give."""
+    v, c, k = 1003, 128, 20
+    x, evecs, diffused_grad = (normal(v, n).to("cuda", torch.bfloat16) for n in (c, k, c))
+    if not on_hopper(x):
+        pytest.skip("these kernels run on Hopper")
+    weights = [normal(c, n, scale=n**-0.5).to(x) for n in (3 * c, c, c)]
+    biases = [normal(c).to(x) for _ in range(3)]
+    shapes = (1, k), (c,), (c, c), (c, c)
+    evals, time, a_re, a_im = (normal(*shape, scale=1 / shape[-1]).abs().float().cuda() for shape in shapes)
+    leaves = [t.requires_grad_() for t in (x, time, a_re, a_im, *weights, *biases)]
+    gradient = normal(2, v, k, scale=0.1).to(evecs)
+    ptr = pointer((v,)).cuda()
+    arguments = BlockArguments(evals.new_full((v,), 1 / v), evals, evecs, gradient, time, a_re, a_im, ptr)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        out = diffusion_block(x, arguments, weights, biases, 0.5, "triton")
+        return [out, *torch.autograd.grad(out, leaves, diffused_grad)]
+
+    found = [run()]
+    for owner, name in ((block, "_is_one_node"), (kernels, "fits_hopper")):
+        monkeypatch.setattr(owner, name, lambda *_: False)
+        found.append(run())
+    for other in found[1:]:
+        assert all(relative(a, b) <= 2e-2 for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.gpu
@@ -283,6 +316,43 @@ def test_dropout(any_place: Place, backend: Any, p: float) -> None:
     torch.manual_seed(1)
     assert torch.equal(mlp([x], [weight, weight], dropout=p, backend=backend), out)
     assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend=backend), out)
+
+
+def dropped_units(place: Place, seed: Sequence[int], p: float) -> Tensor:
+    """1 for each unit that dropout with a seed sets to 0, of 2048 rows and 256 columns"""
+    x, weight = torch.ones(2048, 16), torch.full((1, 256, 16), 2.0**-8)
+    x, weight = (t.to(place.device, torch.float16) for t in (x, weight))
+    words = torch.tensor(seed, device=place.device)
+    return (linear([x], weight, None, activation=True, dropout=p, seed=words) == 0).double()
+
+
+@pytest.mark.parametrize("p", [0.5, 0.2, 0.1, 1e-4, 65535 / 65536])
+def test_dropped_units_are_independent(any_place: Place, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frequencies and correlations are within 5 σ of those of independent units, or a few rare units differ."""
+    if any_place.device == "cpu":  # fewer programs for the interpreter
+        monkeypatch.setattr(linear_kernels, "small_tiling", lambda *_: Tiling(256, 16, 256, 4, 1, 1))
+    rounded = threshold_and_scale(p)[0] / 2**16
+    # The first seed, one bit of either of its words flipped, and both words exchanged.
+    seeds = [(1234567, 7654321), (1234566, 7654321), (1234567, 7654321 ^ 2**30), (7654321, 1234567)]
+    drawn = [dropped_units(any_place, seed, p) for seed in seeds]
+    assert torch.equal(drawn[0], dropped_units(any_place, seeds[0], p))
+    units = drawn[0]
+    for shares, n in ((units.mean()[None], units.numel()), (units.mean(0), 2048), (units.view(64, -1).mean(1), 2**13)):
+        assert (shares - rounded).abs().max() < max(5 * (rounded * (1 - rounded) / n) ** 0.5, 6 / n)
+    centered = [x - rounded for x in drawn]
+    x = centered[0]
+    pairs = [(x[i:], x[:-i]) for i in (1, 2, 64)]  # rows
+    # Neighbors, those in the next word, and those in the next bits, bytes and groups of words
+    pairs += [(x[:, i:], x[:, :-i]) for i in (1, 2, 4, 8, 16, 32, 64, 128)]
+    pairs += [(x, other) for other in centered[1:]]
+    for a, b in pairs:
+        together = (a * b).mean().abs() / (rounded * (1 - rounded))
+        assert together < max(5 / a.numel() ** 0.5, 2 / (a.numel() * rounded * (1 - rounded)))
+
+
+def test_words_of_a_probability() -> None:
+    found = {p: word_count(p) for p in (0.0, 1e-9, 2**-16, 0.2, 0.25, 0.5, 0.625, 0.75, 1 - 2**-16, 1 - 1e-9)}
+    assert list(found.values()) == [0, 0, 16, 16, 2, 1, 3, 2, 16, 16]
 
 
 @pytest.mark.parametrize("place", [PLACES[i] for i in (0, 3, 4, 5, 6)], indirect=True)
