@@ -17,6 +17,7 @@ from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
 from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
+from diffnet.ops.sparse.near_rows import near_rows
 
 # A row with more entries than this is long. Kernels divide it into pieces of this size and add up the sums of the
 # pieces in order. Otherwise one row of 10,000 entries among rows of 7 would keep a whole GPU waiting.
@@ -298,9 +299,11 @@ class Pattern(FieldwiseCopy):
 
     @property
     def rows_by_length(self) -> Tensor:
-        """The rows sorted by length, (rows,), or (0,) if the lengths of neighboring rows are similar. Found once.
+        """The order in which products take rows, (rows,), or (0,) if it is the order in which they are stored.
 
-        They are similar on every mesh.
+        Rows are sorted by length if the lengths of neighboring rows differ much. They don't on any mesh. Rows of a
+        square pattern that read distant rows of the dense factor are taken in groups of neighbors instead, which share
+        the cache; see `near_rows`. Found once.
         """
         return memoized(self, "_by_length", _find_rows_by_length)
 
@@ -709,16 +712,19 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
 @at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
-    similar = pattern.stored_indices.new_empty(0)
     if lengths.numel() == 0 or lengths.is_meta:
-        return similar
+        return pattern.stored_indices.new_empty(0)
+    if not _are_similar(lengths):
+        return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)
+    return near_rows(pattern.stored_indptr, pattern.stored_indices, pattern.columns)
+
+
+def _are_similar(lengths: Tensor) -> bool:
     added, longest, entries = -len(lengths) % ROWS_TOGETHER, int(lengths.max()), int(lengths.sum())
     # On most meshes, even groups that all take as long as the longest row are similar enough. This check takes a third
     # of the time of the next one.
     if longest <= PIECE and (len(lengths) + added) * longest <= MAX_UNEVENNESS * entries:
-        return similar
+        return True
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, added)).reshape(-1, ROWS_TOGETHER)
-    if ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum():
-        return similar
-    return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)
+    return bool(ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum())
