@@ -7,11 +7,10 @@ from torch import Tensor
 
 from diffnet.ops.sparse.csr import inverse_order, row_of_each
 
-# Rows keep their order if rows and columns of entries differ by less than this on average. 8192 rows of 128 float32
-# are 4 MiB, a tenth of the cache of a large GPU.
-MAX_GAP = 8192
+MAX_GAP = 8192  # rows keep their order if the row and the column of an entry differ by less on average
+MIN_GAIN = 4  # the new order has to bring them nearer by this factor
+SAMPLE = 2**16  # entries that are compared
 GROUP = 4096  # the mean number of rows of a group, whose rows of the dense factor fit into the cache
-MIN_GAIN = 4  # the new order has to bring rows and columns nearer by this factor
 
 
 def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
@@ -20,17 +19,19 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
     Each row joins the one with the smallest random number among its columns and itself. The groups are the rows of a
     smaller pattern, which is treated in the same way. Rows of a group are neighbors, on each of these levels.
     """
-    count, own_order = len(indptr) - 1, indices.new_empty(0)
-    if count != columns or count <= MAX_GAP:
+    count, device, own_order = len(indptr) - 1, indices.device, indices.new_empty(0)
+    if count != columns or min(count, len(indices)) <= MAX_GAP:
         return own_order
-    row, column = rows, near = row_of_each(indptr, indices), indices
-    gap = (row - column).abs().sum(dtype=torch.int64)
-    if gap < MAX_GAP * len(indices):
+    generator = torch.Generator(device).manual_seed(0)
+    entries = torch.randint(len(indices), (SAMPLE,), generator=generator, device=device, dtype=indptr.dtype)
+    sampled = torch.searchsorted(indptr, entries, right=True) - 1, indices[entries].long()
+    gap = _mean_gap(*sampled)
+    if gap < MAX_GAP:
         return own_order
-    generator = torch.Generator(indices.device).manual_seed(0)
-    levels, groups = [], count
+    rows, near, groups = row_of_each(indptr, indices), indices, count
+    levels = []
     while len(rows) > 0 and groups * GROUP > count:
-        number = torch.randperm(groups, generator=generator, device=indices.device)
+        number = torch.randperm(groups, generator=generator, device=device)
         smallest = number.scatter_reduce(0, rows.long(), number[near], "amin")
         used = torch.zeros_like(number).index_fill_(0, smallest, 1).cumsum(0)
         level = (used[smallest] - 1).to(indices.dtype)  # the group of each row
@@ -38,9 +39,13 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
         between = rows != near
         rows, near = rows[between], near[between]
         levels.append(level)
-    place = torch.arange(groups, device=indices.device)
+    place = torch.arange(groups, device=device)
     for level in reversed(levels):
         order = torch.sort(place[level], stable=True).indices
         place = inverse_order(order)
-    new_gap = (place[row] - place[column]).abs().sum()
+    new_gap = _mean_gap(*(place[each] for each in sampled))
     return order.to(indices.dtype) if MIN_GAIN * new_gap < gap else own_order
+
+
+def _mean_gap(rows: Tensor, columns: Tensor) -> float:
+    return float((rows - columns).abs().double().mean())
