@@ -36,7 +36,7 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
         used = torch.zeros_like(number).index_fill_(0, smallest, 1).cumsum(0)
         level = (used[smallest] - 1).to(indices.dtype)  # the group of each row
         rows, near, groups = level[rows], level[near], int(used[-1])
-        between = rows != near
+        between = (rows != near).nonzero().squeeze(1)
         rows, near = rows[between], near[between]
         levels.append(level)
     place = torch.arange(groups, device=device)
