@@ -7,7 +7,7 @@ from torch import Tensor
 
 from diffnet.ops.sparse.csr import inverse_order, row_of_each
 
-MAX_GAP = 8192  # rows keep their order if the row and the column of an entry differ by less on average
+MAX_GAP = 2**16  # rows keep their order if the row and the column of an entry differ by less on average
 MIN_GAIN = 4  # the new order has to bring them nearer by this factor
 SAMPLE = 2**16  # entries that are compared
 GROUP = 4096  # the mean number of rows of a group, whose rows of the dense factor fit into the cache
@@ -20,32 +20,26 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
     smaller pattern, which is treated in the same way. Rows of a group are neighbors, on each of these levels.
     """
     count, device, own_order = len(indptr) - 1, indices.device, indices.new_empty(0)
-    if count != columns or min(count, len(indices)) <= MAX_GAP:
+    if count != columns or min(count, len(indices)) <= MAX_GAP or indices.is_meta:
         return own_order
     generator = torch.Generator(device).manual_seed(0)
     entries = torch.randint(len(indices), (SAMPLE,), generator=generator, device=device, dtype=indptr.dtype)
-    sampled = torch.searchsorted(indptr, entries, right=True) - 1, indices[entries].long()
-    gap = _mean_gap(*sampled)
+    sampled = torch.stack([torch.searchsorted(indptr, entries, right=True) - 1, indices[entries].long()])
+    gap = sampled.diff(dim=0).abs().double().mean()
     if gap < MAX_GAP:
         return own_order
-    rows, near, groups = row_of_each(indptr, indices), indices, count
-    levels = []
+    rows, near, groups, levels = row_of_each(indptr, indices), indices, count, list[Tensor]()
     while len(rows) > 0 and groups * GROUP > count:
         number = torch.randperm(groups, generator=generator, device=device)
         smallest = number.scatter_reduce(0, rows.long(), number[near], "amin")
         used = torch.zeros_like(number).index_fill_(0, smallest, 1).cumsum(0)
-        level = (used[smallest] - 1).to(indices.dtype)  # the group of each row
-        rows, near, groups = level[rows], level[near], int(used[-1])
+        levels.append((used[smallest] - 1).to(indices.dtype))  # the group of each row
+        rows, near, groups = levels[-1][rows], levels[-1][near], int(used[-1])
         between = (rows != near).nonzero().squeeze(1)
         rows, near = rows[between], near[between]
-        levels.append(level)
     place = torch.arange(groups, device=device)
     for level in reversed(levels):
         order = torch.sort(place[level], stable=True).indices
         place = inverse_order(order)
-    new_gap = _mean_gap(*(place[each] for each in sampled))
+    new_gap = place[sampled].diff(dim=0).abs().double().mean()
     return order.to(indices.dtype) if MIN_GAIN * new_gap < gap else own_order
-
-
-def _mean_gap(rows: Tensor, columns: Tensor) -> float:
-    return float((rows - columns).abs().double().mean())

@@ -299,21 +299,23 @@ class Pattern(FieldwiseCopy):
 
     @property
     def rows_by_length(self) -> Tensor:
-        """The order in which products take rows, (rows,), or (0,) if it is the order in which they are stored.
+        """The rows sorted by length, (rows,), or (0,) if the lengths of neighboring rows are similar. Found once.
 
-        Rows are sorted by length if the lengths of neighboring rows differ much. They don't on any mesh. Rows of a
-        square pattern that read distant rows of the dense factor are taken in groups of neighbors instead, which share
-        the cache; see `near_rows`. Found once.
+        They are similar on every mesh. `prepare` may find another order for them.
         """
         return memoized(self, "_by_length", _find_rows_by_length)
 
     def prepare(self, *, backward: bool = True) -> Pattern:
         """Find everything that products and their backward passes need now, instead of in the first step.
 
-        Call it before a step that is compiled or captured in a CUDA graph.
+        Call it before a step that is compiled or captured in a CUDA graph, and for a pattern that is used again: if
+        the rows of a large square pattern read distant rows of the dense factor, products take groups of neighbors
+        together from then on, see `near_rows`. Results stay equal to the bit.
 
         backward: False if nothing will be differentiated or multiplied by the transpose, which is not sorted then
         """
+        if self._by_length is None and self.row_order is None and can_remember():
+            _find_near_rows(self, backward)
         product_arrays(self, triton=True, transposed=backward)
         return self
 
@@ -712,19 +714,25 @@ def _find_long_pieces(pattern: Pattern) -> Tensor:
 @at_first_use
 def _find_rows_by_length(pattern: Pattern) -> Tensor:
     lengths = torch.diff(pattern.stored_indptr)
+    similar = pattern.stored_indices.new_empty(0)
     if lengths.numel() == 0 or lengths.is_meta:
-        return pattern.stored_indices.new_empty(0)
-    if not _are_similar(lengths):
-        return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)
-    return near_rows(pattern.stored_indptr, pattern.stored_indices, pattern.columns)
-
-
-def _are_similar(lengths: Tensor) -> bool:
+        return similar
     added, longest, entries = -len(lengths) % ROWS_TOGETHER, int(lengths.max()), int(lengths.sum())
     # On most meshes, even groups that all take as long as the longest row are similar enough. This check takes a third
     # of the time of the next one.
     if longest <= PIECE and (len(lengths) + added) * longest <= MAX_UNEVENNESS * entries:
-        return True
+        return similar
     short = torch.where(lengths > PIECE, 0, lengths)  # long rows are computed in pieces
     groups = torch.nn.functional.pad(short, (0, added)).reshape(-1, ROWS_TOGETHER)
-    return bool(ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum())
+    if ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum():
+        return similar
+    return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)
+
+
+@at_first_use
+def _find_near_rows(pattern: Pattern, backward: bool) -> None:
+    """Let products of a pattern and its transpose take near rows together, where the lengths of rows are similar."""
+    order = near_rows(pattern.stored_indptr, pattern.stored_indices, pattern.columns)
+    for each in (pattern, pattern.transpose[0])[: 1 + backward] if len(order) > 0 else ():
+        if len(each.rows_by_length) == 0:
+            remember(each, _by_length=order)
