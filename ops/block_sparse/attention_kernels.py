@@ -136,6 +136,20 @@ def _launch(
 
 
 @triton.jit
+def _place(all_block_rows, block_rows, heads, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Return the block row of a program, its batch, its head in all batches, and its rows' places in the block.
+
+    The last result is the number of its first row in the head.
+    """
+    parts: tl.constexpr = BLOCK // BLOCK_R
+    block_row = tl.program_id(0) // parts % all_block_rows
+    z = (tl.program_id(0) // (parts * all_block_rows)).to(tl.int64)
+    first = tl.program_id(0) % parts * BLOCK_R
+    head = z * heads + block_row // block_rows
+    return block_row, z, head, first + tl.arange(0, BLOCK_R), (block_row % block_rows) * BLOCK + first
+
+
+@triton.jit
 def _tile(x, head_start, first, size, channels, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
     """Load BLOCK_N rows of one head's (size, channels), from row `first` on. Offsets in a tile are 32-bit."""
     n = tl.arange(0, BLOCK_N)
@@ -171,13 +185,7 @@ def block_attention_forward_kernel(
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale · Q Kᵀ) V and sums = log₂ Σ exp(scale · Q Kᵀ) of a block row. scale2 = scale · log₂ e."""
-    parts: tl.constexpr = BLOCK // BLOCK_R
-    block_row = tl.program_id(0) // parts % all_block_rows
-    z = (tl.program_id(0) // (parts * all_block_rows)).to(tl.int64)
-    head = z * heads + block_row // block_rows
-    own = tl.program_id(0) % parts * BLOCK_R
-    place = own + tl.arange(0, BLOCK_R)
-    own += (block_row % block_rows) * BLOCK
+    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
     r = own + tl.arange(0, BLOCK_R)
     q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     steps: tl.constexpr = BLOCK // BLOCK_K
@@ -224,18 +232,14 @@ def block_attention_backward_query_kernel(
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ = scale · dS K, where dS = P ∘ (dO Vᵀ − δ). The inner products δ of dO and O are stored, too."""
-    parts: tl.constexpr = BLOCK // BLOCK_R
-    block_row = tl.program_id(0) // parts % all_block_rows
-    z = (tl.program_id(0) // (parts * all_block_rows)).to(tl.int64)
-    head = z * heads + block_row // block_rows
-    own = tl.program_id(0) % parts * BLOCK_R
-    place = own + tl.arange(0, BLOCK_R)
-    own += (block_row % block_rows) * BLOCK
+    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
     r = own + tl.arange(0, BLOCK_R)
     q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     g = _tile(grad, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
-    d = tl.sum(g.to(tl.float32) * _tile(out, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C).to(tl.float32), 1)
+    d = tl.sum(
+        g.to(tl.float32) * _tile(out, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C).to(tl.float32), 1
+    )
     tl.store(delta + head * rows + r, d, mask=r < rows)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
@@ -274,13 +278,7 @@ def block_attention_backward_key_kernel(
 
     Keys vary along the first axis of the scores. The scores can then be left factors directly from registers.
     """
-    parts: tl.constexpr = BLOCK // BLOCK_R
-    block_column = tl.program_id(0) // parts % all_block_columns
-    z = (tl.program_id(0) // (parts * all_block_columns)).to(tl.int64)
-    head = z * heads + block_column // block_columns
-    own = tl.program_id(0) % parts * BLOCK_R
-    place = own + tl.arange(0, BLOCK_R)
-    own += (block_column % block_columns) * BLOCK
+    block_column, z, head, place, own = _place(all_block_columns, block_columns, heads, BLOCK, BLOCK_R)
     n = own + tl.arange(0, BLOCK_R)
     k = _tile(key, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
     v = _tile(value, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)

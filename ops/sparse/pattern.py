@@ -16,8 +16,7 @@ from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
 from diffnet.ops.common.ragged import cat_shifted, row_offsets
-from diffnet.ops.sparse.csr import CsrArrays, inverse_order, row_of_each
-from diffnet.ops.sparse.near_rows import near_rows
+from diffnet.ops.sparse.csr import CsrArrays, inverse_order, near_rows, row_of_each
 
 # A row with more entries than this is long. Kernels divide it into pieces of this size and add up the sums of the
 # pieces in order. Otherwise one row of 10,000 entries among rows of 7 would keep a whole GPU waiting.
@@ -315,7 +314,10 @@ class Pattern(FieldwiseCopy):
         backward: False if nothing will be differentiated or multiplied by the transpose, which is not sorted then
         """
         if self._by_length is None and self.row_order is None and can_remember():
-            _find_near_rows(self, backward)
+            order = near_rows(self.stored_indptr, self.stored_indices, self.columns)
+            for each in (self, self.transpose[0]) if backward else (self,):
+                if len(each.rows_by_length) == 0:
+                    remember(each, _by_length=order)
         product_arrays(self, triton=True, transposed=backward)
         return self
 
@@ -727,12 +729,3 @@ def _find_rows_by_length(pattern: Pattern) -> Tensor:
     if ROWS_TOGETHER * groups.amax(1).sum() <= MAX_UNEVENNESS * short.sum():
         return similar
     return torch.sort(lengths, stable=True).indices.to(pattern.stored_indptr)
-
-
-@at_first_use
-def _find_near_rows(pattern: Pattern, backward: bool) -> None:
-    """Let products of a pattern and its transpose take near rows together, where the lengths of rows are similar."""
-    order = near_rows(pattern.stored_indptr, pattern.stored_indices, pattern.columns)
-    for each in (pattern, pattern.transpose[0])[: 1 + backward] if len(order) > 0 else ():
-        if len(each.rows_by_length) == 0:
-            remember(each, _by_length=order)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from diffnet.benchmarks.harness.patterns import mesh_pattern
 from diffnet.ops import Pattern, sddmm, spmm
-from diffnet.ops.sparse import near_rows as module
-from diffnet.ops.sparse.near_rows import near_rows
+from diffnet.ops.sparse import csr as module
+from diffnet.ops.sparse.csr import near_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
