@@ -313,7 +313,8 @@ class Pattern(FieldwiseCopy):
 
         backward: False if nothing will be differentiated or multiplied by the transpose, which is not sorted then
         """
-        if self._by_length is None and self.row_order is None and can_remember():
+        is_new = self._by_length is None and self.row_order is None and can_remember()
+        if is_new and len(self.rows_by_length) == 0:
             order = near_rows(self.stored_indptr, self.stored_indices, self.columns)
             for each in (self, self.transpose[0]) if backward else (self,):
                 if len(each.rows_by_length) == 0:
