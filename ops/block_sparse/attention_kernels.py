@@ -28,9 +28,7 @@ from diffnet.ops.common.tiling import (
     power_of_2,
 )
 
-# The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
-STEP = 64
-KEY_BACKWARD_STEP = 32
+STEP = 64  # the keys of a step, or the queries for the gradients of keys and values
 LARGE_BACKWARD_STEP = 32  # the keys of a step in the backward, see `_is_large`
 
 
@@ -44,7 +42,7 @@ def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Ten
     query, key, scale = inputs.query, inputs.key, inputs.scale * math.log2(math.e)
     out, sums = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
     if out.numel() > 0:
-        programs, shape, flags = _launch(arrays.indptr, inputs)
+        programs, shape, flags = _launch(arrays.indptr, inputs, 64 if key.element_size() == 2 else 128)
         if key.element_size() == 2 and key.shape[3] <= 128:  # three stages fit into shared memory
             flags["num_stages"] = 3
         block_attention_forward_kernel[programs](
@@ -64,21 +62,19 @@ def attention_backward(
     delta = torch.empty_like(sums)
     given = (*_tensors(inputs), sums, delta, grad)
     scales = inputs.scale, inputs.scale * math.log2(math.e)
-    part = 64 if inputs.block == 128 and key.element_size() == 2 else 128
     if grad_q.numel() > 0:
-        programs, shape, flags = _launch(arrays.indptr, inputs, part)
+        programs, shape, flags = _launch(arrays.indptr, inputs, 64)
         if _is_large(inputs, 64 if on_blackwell(query) else 128):
             flags["BLOCK_K"] = min(flags["BLOCK_K"], LARGE_BACKWARD_STEP)
         block_attention_backward_query_kernel[programs](
             arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
-        programs, shape, flags = _launch(arrays.t_indptr, inputs, part)
-        if part < 128:
+        programs, shape, flags = _launch(arrays.t_indptr, inputs, 64)
+        if _is_large(inputs):
+            flags["BLOCK_K"] = min(flags["BLOCK_K"], 16 if on_blackwell(query) else LARGE_BACKWARD_STEP)
+        if flags["BLOCK_R"] == flags["BLOCK_C"] == 64 and key.element_size() == 2:
             flags |= nvidia_options(maxnreg=168)  # three programs then fit on one multiprocessor
-        else:
-            step = 16 if _is_large(inputs) and on_blackwell(query) else KEY_BACKWARD_STEP
-            flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
         block_attention_backward_key_kernel[programs](
             arrays.t_indptr, arrays.t_indices, arrays.order, *given, grad_k, grad_v, *shape, *scales, **flags
         )
@@ -107,12 +103,10 @@ def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
     return inputs.block >= block and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
 
 
-def _launch(
-    indptr: Tensor, inputs: AttentionInputs, most: int = 128
-) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
-    """Return the grid, the sizes and the flags of a kernel with a program for each row of `indptr` and each batch.
+def _launch(indptr: Tensor, inputs: AttentionInputs, most: int) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
+    """Return the grid, the sizes and the flags of a kernel with programs for each row of `indptr` and each batch.
 
-    most: the most rows of a program. There are several programs for each row of `indptr` if blocks are larger.
+    most: the most rows of a program, so that several programs fit on one multiprocessor
     """
     block, part = inputs.block, min(inputs.block, most)
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
