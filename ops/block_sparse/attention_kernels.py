@@ -104,10 +104,7 @@ def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
 
 
 def _launch(indptr: Tensor, inputs: AttentionInputs, most: int) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
-    """Return the grid, the sizes and the flags of a kernel with programs for each row of `indptr` and each batch.
-
-    most: the most rows of a program, so that several programs fit on one multiprocessor
-    """
+    """Return the grid, the sizes and the flags of a kernel whose programs have at most `most` rows of a block each."""
     block, part = inputs.block, min(inputs.block, most)
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
@@ -131,10 +128,7 @@ def _launch(indptr: Tensor, inputs: AttentionInputs, most: int) -> tuple[tuple[i
 
 @triton.jit
 def _place(all_block_rows, block_rows, heads, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Return the block row of a program, its batch, its head in all batches, and its rows' places in the block.
-
-    The last result is the number of its first row in the head.
-    """
+    """Return a program's block row, batch, head in all batches, places in the block, and first row in the head."""
     parts: tl.constexpr = BLOCK // BLOCK_R
     block_row = tl.program_id(0) // parts % all_block_rows
     z = (tl.program_id(0) // (parts * all_block_rows)).to(tl.int64)
