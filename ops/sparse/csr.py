@@ -10,6 +10,10 @@ from torch import Tensor
 
 from diffnet.ops.common.limits import MAX_INT32
 
+# Rows keep their order if the row and the column of an entry differ by less than MAX_GAP on average, or if the new order
+# doesn't bring them nearer by the factor MIN_GAIN. The rows of a dense factor for GROUP rows fit into the cache.
+MAX_GAP, MIN_GAIN, GROUP = 2**16, 4, 4096
+
 
 class CsrArrays(NamedTuple):
     """The arrays of one pattern. An empty `long_pieces`, `row_order` or `by_length` means that there is none.
@@ -67,11 +71,6 @@ def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice,
         part = indptr[chunk.start : chunk.stop + 1]
         entries = slice(int(part[0]), int(part[-1]))
         yield chunk, entries, part if entries.start == 0 else part - entries.start
-
-
-# The order of rows stays if the row and the column of an entry differ by less than MAX_GAP on average, or if the new
-# order doesn't bring them nearer by the factor MIN_GAIN. Rows of x for GROUP rows fit into the cache.
-MAX_GAP, MIN_GAIN, GROUP = 2**16, 4, 4096
 
 
 def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
