@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffnet.ops.common.limits import MAX_INT32
 
-# Rows keep their order if the row and the column of an entry differ by less than MAX_GAP on average, or if the new order
+# Rows keep their order if rows and columns of entries differ by less than MAX_GAP on average, or if the new order
 # doesn't bring them nearer by the factor MIN_GAIN. The rows of a dense factor for GROUP rows fit into the cache.
 MAX_GAP, MIN_GAIN, GROUP = 2**16, 4, 4096
 
