@@ -28,9 +28,7 @@ from diffnet.ops.common.tiling import (
     power_of_2,
 )
 
-# The keys of a step, and the queries of a step for the gradients of keys and values. Registers hold no more.
-STEP = 64
-KEY_BACKWARD_STEP = 32
+STEP = 64  # the keys of a step, or the queries for the gradients of keys and values
 LARGE_BACKWARD_STEP = 32  # the keys of a step in the backward, see `_is_large`
 
 
@@ -44,7 +42,7 @@ def attention(arrays: BlockArrays, inputs: AttentionInputs) -> tuple[Tensor, Ten
     query, key, scale = inputs.query, inputs.key, inputs.scale * math.log2(math.e)
     out, sums = query.new_empty(query.shape), query.new_empty(query.shape[:3], dtype=torch.float32)
     if out.numel() > 0:
-        programs, shape, flags = _launch(arrays.indptr, inputs)
+        programs, shape, flags = _launch(arrays.indptr, inputs, 64 if key.element_size() == 2 else 128)
         if key.element_size() == 2 and key.shape[3] <= 128:  # three stages fit into shared memory
             flags["num_stages"] = 3
         block_attention_forward_kernel[programs](
@@ -65,18 +63,18 @@ def attention_backward(
     given = (*_tensors(inputs), sums, delta, grad)
     scales = inputs.scale, inputs.scale * math.log2(math.e)
     if grad_q.numel() > 0:
-        programs, shape, flags = _launch(arrays.indptr, inputs)
+        programs, shape, flags = _launch(arrays.indptr, inputs, 64)
         if _is_large(inputs, 64 if on_blackwell(query) else 128):
             flags["BLOCK_K"] = min(flags["BLOCK_K"], LARGE_BACKWARD_STEP)
         block_attention_backward_query_kernel[programs](
             arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
-        programs, shape, flags = _launch(arrays.t_indptr, inputs)
-        step = 16 if _is_large(inputs) and on_blackwell(query) else KEY_BACKWARD_STEP
-        flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
-        if inputs.block == 128 and key.element_size() == 2:
-            flags |= nvidia_options(maxnreg=128)  # two programs then fit on one multiprocessor
+        programs, shape, flags = _launch(arrays.t_indptr, inputs, 64)
+        if _is_large(inputs):
+            flags["BLOCK_K"] = min(flags["BLOCK_K"], 16 if on_blackwell(query) else LARGE_BACKWARD_STEP)
+        if flags["BLOCK_R"] == flags["BLOCK_C"] == 64 and key.element_size() == 2:
+            flags |= nvidia_options(maxnreg=168)  # three programs then fit on one multiprocessor
         block_attention_backward_key_kernel[programs](
             arrays.t_indptr, arrays.t_indices, arrays.order, *given, grad_k, grad_v, *shape, *scales, **flags
         )
@@ -105,33 +103,47 @@ def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
     return inputs.block >= block and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
 
 
-def _launch(indptr: Tensor, inputs: AttentionInputs) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
-    """Return the grid, the sizes and the flags of a kernel with one program for each row of `indptr` and each batch."""
-    block = inputs.block
+def _launch(indptr: Tensor, inputs: AttentionInputs, most: int) -> tuple[tuple[int], tuple[int, ...], dict[str, Any]]:
+    """Return the grid, the sizes and the flags of a kernel whose programs have at most `most` rows of a block each."""
+    block, part = inputs.block, min(inputs.block, most)
     (batches, heads, rows, channels), columns = inputs.query.shape, inputs.key.shape[2]
     block_rows, block_columns = max(cdiv(rows, block), 1), max(cdiv(columns, block), 1)
     shape = (len(indptr) - 1, rows, columns, channels, block_rows, block_columns, heads)
     lacks_memory = _is_large(inputs) and not (interpreted(inputs.query) or has_large_shared_memory(inputs.query))
+    block_c = max(power_of_2(channels), 16)
     flags: dict[str, Any] = {
-        "WHOLE": rows % block == 0 and columns % block == 0,
+        "WHOLE": rows % block == 0 and columns % block == 0 and channels == block_c,
         "HAS_KEY_MASK": inputs.key_mask is not None,
         "HAS_MASK": inputs.mask is not None,
         "BLOCK": block,
+        "BLOCK_R": part,
         "BLOCK_K": 16 if lacks_memory else min(block, STEP),
-        "BLOCK_C": max(power_of_2(channels), 16),
+        "BLOCK_C": block_c,
         "PRECISION": tf32_precision(inputs.query),
-        "num_warps": 8 if block == 128 else 4,
+        "num_warps": 8 if part == 128 else 4,
         "num_stages": 1 if lacks_memory else 2,
     }
-    return (batches * (len(indptr) - 1),), shape, flags
+    return (batches * (len(indptr) - 1) * (block // part),), shape, flags
 
 
 @triton.jit
-def _tile(x, head_start, n, size, channels, BLOCK_C: tl.constexpr):
-    """Load rows n of one head's (size, channels)."""
+def _place(all_block_rows, block_rows, heads, BLOCK: tl.constexpr, BLOCK_R: tl.constexpr):
+    """Return a program's block row, batch, head in all batches, places in the block, and first row in the head."""
+    parts: tl.constexpr = BLOCK // BLOCK_R
+    block_row = tl.program_id(0) // parts % all_block_rows
+    z = (tl.program_id(0) // (parts * all_block_rows)).to(tl.int64)
+    first = tl.program_id(0) % parts * BLOCK_R
+    head = z * heads + block_row // block_rows
+    return block_row, z, head, first + tl.arange(0, BLOCK_R), (block_row % block_rows) * BLOCK + first
+
+
+@triton.jit
+def _tile(x, head_start, first, size, channels, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Load BLOCK_N rows of one head's (size, channels), from row `first` on. Offsets in a tile are 32-bit."""
+    n = tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_C)
-    at = x + (head_start + n)[:, None] * channels + c[None, :]
-    return tl.load(at, mask=(n < size)[:, None] & (c < channels)[None, :], other=0)
+    at = x + (head_start + first) * channels + (n[:, None] * channels + c[None, :])
+    return tl.load(at, mask=((first + n < size)[:, None] & (c < channels)[None, :]) | WHOLE, other=0)
 
 
 @triton.jit
@@ -158,27 +170,25 @@ def block_attention_forward_kernel(
     indptr, indices, query, key, value, key_mask, mask, out, sums,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale · Q Kᵀ) V and sums = log₂ Σ exp(scale · Q Kᵀ) of a block row. scale2 = scale · log₂ e."""
-    block_row = tl.program_id(0) % all_block_rows
-    z = (tl.program_id(0) // all_block_rows).to(tl.int64)
-    head = z * heads + block_row // block_rows
-    place = tl.arange(0, BLOCK)
-    r = (block_row % block_rows) * BLOCK + place
-    q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
+    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
+    r = own + tl.arange(0, BLOCK_R)
+    q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
-    top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    result = tl.zeros((BLOCK, BLOCK_C), tl.float32)
+    top = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_R,), tl.float32)
+    result = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for i in range(0, (last - first) * steps):
         e = first + i // steps
+        start = (tl.load(indices + e) % block_columns) * BLOCK + (i % steps) * BLOCK_K
         j = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
-        n = (tl.load(indices + e) % block_columns) * BLOCK + j
-        k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
-        v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
+        n = start + tl.arange(0, BLOCK_K)
+        k = _tile(key, head * columns, start, columns, channels, WHOLE, BLOCK_K, BLOCK_C)
+        v = _tile(value, head * columns, start, columns, channels, WHOLE, BLOCK_K, BLOCK_C)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         s = _visible(
             s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
@@ -207,29 +217,29 @@ def block_attention_backward_query_kernel(
     indptr, indices, query, key, value, key_mask, mask, sums, delta, grad, out, grad_q,
     all_block_rows, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ = scale · dS K, where dS = P ∘ (dO Vᵀ − δ). The inner products δ of dO and O are stored, too."""
-    block_row = tl.program_id(0) % all_block_rows
-    z = (tl.program_id(0) // all_block_rows).to(tl.int64)
-    head = z * heads + block_row // block_rows
-    place = tl.arange(0, BLOCK)
-    r = (block_row % block_rows) * BLOCK + place
-    q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
-    g = _tile(grad, head * rows, r, rows, channels, BLOCK_C)
+    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
+    r = own + tl.arange(0, BLOCK_R)
+    q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
+    g = _tile(grad, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
-    d = tl.sum(g.to(tl.float32) * _tile(out, head * rows, r, rows, channels, BLOCK_C).to(tl.float32), 1)
+    d = tl.sum(
+        g.to(tl.float32) * _tile(out, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C).to(tl.float32), 1
+    )
     tl.store(delta + head * rows + r, d, mask=r < rows)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
-    result = tl.zeros((BLOCK, BLOCK_C), tl.float32)
+    result = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for i in range(0, (last - first) * steps):
         e = first + i // steps
+        start = (tl.load(indices + e) % block_columns) * BLOCK + (i % steps) * BLOCK_K
         j = (i % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
-        n = (tl.load(indices + e) % block_columns) * BLOCK + j
-        k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
-        v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
+        n = start + tl.arange(0, BLOCK_K)
+        k = _tile(key, head * columns, start, columns, channels, WHOLE, BLOCK_K, BLOCK_C)
+        v = _tile(value, head * columns, start, columns, channels, WHOLE, BLOCK_K, BLOCK_C)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale2
         s = _visible(
             s, key_mask, mask, z, e.to(tl.int64), place[:, None], j[None, :], r[:, None], n[None, :], rows, columns,
@@ -250,32 +260,30 @@ def block_attention_backward_key_kernel(
     t_indptr, t_indices, order, query, key, value, key_mask, mask, sums, delta, grad, grad_k, grad_v,
     all_block_columns, rows, columns, channels, block_rows, block_columns, heads, scale, scale2,
     WHOLE: tl.constexpr, HAS_KEY_MASK: tl.constexpr, HAS_MASK: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dK = scale · dSᵀ Q and dV = Pᵀ dO for a block column.
 
     Keys vary along the first axis of the scores. The scores can then be left factors directly from registers.
     """
-    block_column = tl.program_id(0) % all_block_columns
-    z = (tl.program_id(0) // all_block_columns).to(tl.int64)
-    head = z * heads + block_column // block_columns
-    place = tl.arange(0, BLOCK)
-    n = (block_column % block_columns) * BLOCK + place
-    k = _tile(key, head * columns, n, columns, channels, BLOCK_C)
-    v = _tile(value, head * columns, n, columns, channels, BLOCK_C)
+    block_column, z, head, place, own = _place(all_block_columns, block_columns, heads, BLOCK, BLOCK_R)
+    n = own + tl.arange(0, BLOCK_R)
+    k = _tile(key, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
+    v = _tile(value, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(t_indptr + block_column)
     last = tl.load(t_indptr + block_column + 1)
-    dk = tl.zeros((BLOCK, BLOCK_C), tl.float32)
-    dv = tl.zeros((BLOCK, BLOCK_C), tl.float32)
+    dk = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
+    dv = tl.zeros((BLOCK_R, BLOCK_C), tl.float32)
     for step in range(0, (last - first) * steps):
         e = first + step // steps
         i = (step % steps) * BLOCK_K + tl.arange(0, BLOCK_K)
-        r = (tl.load(t_indices + e) % block_rows) * BLOCK + i
-        q = _tile(query, head * rows, r, rows, channels, BLOCK_C)
-        g = _tile(grad, head * rows, r, rows, channels, BLOCK_C)
-        base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
-        d = tl.load(delta + head * rows + r, mask=r < rows, other=0)
+        start = (tl.load(t_indices + e) % block_rows) * BLOCK + (step % steps) * BLOCK_K
+        r = start + tl.arange(0, BLOCK_K)
+        q = _tile(query, head * rows, start, rows, channels, WHOLE, BLOCK_K, BLOCK_C)
+        g = _tile(grad, head * rows, start, rows, channels, WHOLE, BLOCK_K, BLOCK_C)
+        base = tl.load(sums + head * rows + r, mask=(r < rows) | WHOLE, other=0)
+        d = tl.load(delta + head * rows + r, mask=(r < rows) | WHOLE, other=0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale2
         at = tl.load(order + e).to(tl.int64)
         s = _visible(

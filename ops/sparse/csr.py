@@ -1,4 +1,4 @@
-"""The arrays of a CSR pattern as operators and kernels take them, and products with them on the CPU."""
+"""The arrays of a CSR pattern as operators and kernels take them, orders of its rows, and products on the CPU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from diffnet.ops.common.limits import MAX_INT32
+
+# Rows keep their order if rows and columns of entries differ by less than MAX_GAP on average, or if the new order
+# doesn't bring them nearer by the factor MIN_GAIN. The rows of a dense factor for GROUP rows fit into the cache.
+MAX_GAP, MIN_GAIN, GROUP = 2**16, 4, 4096
 
 
 class CsrArrays(NamedTuple):
@@ -67,3 +71,37 @@ def csr_chunks(indptr: Tensor, chunks: Sequence[slice]) -> Iterator[tuple[slice,
         part = indptr[chunk.start : chunk.stop + 1]
         entries = slice(int(part[0]), int(part[-1]))
         yield chunk, entries, part if entries.start == 0 else part - entries.start
+
+
+def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """Return an order of rows (rows,) in which those that read the same rows of a dense factor are near.
+
+    It is (0,) if the rows should keep their order, as in patterns that are not square. It waits for a GPU.
+
+    Each row joins the one with the smallest random number among its columns and itself. The groups are the rows of a
+    smaller pattern, which is treated in the same way. Rows of a group are neighbors, on each of these levels.
+    """
+    count, device, own_order = len(indptr) - 1, indices.device, indices.new_empty(0)
+    if count != columns or min(count, len(indices)) <= MAX_GAP or indices.is_meta:
+        return own_order
+    entries = torch.stack([row_of_each(indptr, indices), indices])
+    gap = entries.diff(dim=0).abs().double().mean()
+    if gap < MAX_GAP:
+        return own_order
+    generator = torch.Generator(device).manual_seed(0)
+    between, groups, levels = entries, count, list[Tensor]()
+    while between.shape[1] > 0 and groups * GROUP > count:
+        rows, near = between.long()
+        number = torch.randperm(groups, generator=generator, device=device)
+        smallest = number.scatter_reduce(0, rows, number[near], "amin")
+        used = torch.zeros_like(number).index_fill_(0, smallest, 1).cumsum(0)
+        levels.append(used[smallest] - 1)  # the group of each row
+        between = levels[-1][between]
+        between = between[:, between[0] != between[1]]
+        groups = int(used[-1])
+    place = torch.arange(groups, device=device)
+    for level in reversed(levels):
+        order = torch.sort(place[level], stable=True).indices
+        place = inverse_order(order)
+    new_gap = place[entries].diff(dim=0).abs().double().mean()
+    return order.to(indices.dtype) if MIN_GAIN * new_gap < gap else own_order

@@ -111,7 +111,7 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order:
     # A program applies two sets, such as gradX and gradY, to each row that it gathers.
     together = sets if reduce else min(sets, 2) if len(x) == 1 else 1
     groups = 1 if reduce else cdiv(sets, together)
-    walk = _walk(x, together, reduce)
+    walk = _walk(x, together, reduce, order is not None and len(stored_order(csr)) > 0)
     block_c = min(power_of_2(channels), MAX_CHANNELS) // 2 or 1
     block_r = 32 // cdiv(block_c * x.element_size(), 16)  # a thread gathers 16 bytes at a time
     multiprocessors = processors(x)
@@ -147,14 +147,16 @@ def spmm(csr: CsrArrays, values: Tensor, x: Tensor, reduce: bool = False, order:
     return out
 
 
-def _walk(x: Tensor, together: int, reduce: bool) -> Walk:
+def _walk(x: Tensor, together: int, reduce: bool, ordered: bool) -> Walk:
     """Return the best that measurements found, see `benchmarks/results/sparse-h200/tiles`.
 
     Registers hold the loads in flight. With fewer registers, more programs wait for memory at the same time.
+
+    ordered: whether both rows and entries have an order, which takes more registers
     """
     if reduce:
         return Walk(20, 96, max(8 // together, 1), max(4 // together, 1))
-    if x.element_size() == 2:
+    if x.element_size() == 2 or (ordered and together == 1):
         return Walk(16, 128) if together == 2 else Walk(20, 96)
     return Walk(24, 80) if together == 2 else Walk(28, 72)
 
