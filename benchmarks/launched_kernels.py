@@ -33,7 +33,7 @@ from diffnet.ops.fronts import kernels as fronts
 from diffnet.ops.fronts.reference import FrontLevel
 from diffnet.ops.functional_maps.kernels import inverse_factors
 from diffnet.ops.global_tokens import kernels as global_tokens
-from diffnet.ops.global_tokens.op import Parameters
+from diffnet.ops.global_tokens.parameters import Parameters
 from diffnet.ops.gradient_features import (
     coefficient_kernels as coefficients,
     direct_kernels as direct_features,

@@ -10,7 +10,8 @@ from diffnet.arguments import is_plain
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
-from diffnet.ops.global_tokens.op import Parameters, tokens_and_modulation
+from diffnet.ops.global_tokens.op import tokens_and_modulation
+from diffnet.ops.global_tokens.parameters import Parameters
 
 
 class GlobalTokens(nn.Module):

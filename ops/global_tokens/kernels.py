@@ -23,7 +23,7 @@ from diffnet.ops.common.matmul import product, split, transposed
 from diffnet.ops.common.precision import dot_precision
 from diffnet.ops.common.spans import choose_span, span_count, span_rows, sum_spans
 from diffnet.ops.common.tiling import SIZES, has_large_shared_memory, interpreted, processors, tile
-from diffnet.ops.global_tokens.op import Parameters, tokens_in
+from diffnet.ops.global_tokens.parameters import Parameters, tokens_in
 from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
 PLANES = 6  # of a state: z, Q, K, V, y and A y, or the gradients of A y, Q, K, V and z

@@ -12,7 +12,7 @@ Shapes: V packed vertices, B meshes, N tokens, C channels.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,25 +20,7 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend, use_kernels
 from diffnet.ops.common.dispatch import applied, differentiable_once, is_traced
 from diffnet.ops.common.precision import compute_dtype, in_dtype
-
-
-class Parameters(NamedTuple):
-    """The parameters of the tokens of a block.
-
-    share, share_bias: S (N, C) and s (N,)
-    projection, projection_bias: (3C, C) and (3C,), of Q, K and V one after the other
-    out: A (C, C)
-    """
-
-    share: Tensor
-    share_bias: Tensor
-    projection: Tensor
-    projection_bias: Tensor
-    out: Tensor
-
-
-def tokens_in(parameters: Parameters | None) -> int:
-    return 0 if parameters is None else parameters.share.shape[0]
+from diffnet.ops.global_tokens.parameters import Parameters, tokens_in
 
 
 def tokens_and_modulation(
