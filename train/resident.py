@@ -114,7 +114,7 @@ class DeviceSamples(ReadAhead[Sample]):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            return self._part(self._numbers[key])
+            return self.take(range(*key.indices(len(self))))
         number = int(self._numbers[key])
         resident = self._residents.get(number)
         if resident is not None:
@@ -127,12 +127,8 @@ class DeviceSamples(ReadAhead[Sample]):
         return sample
 
     def take(self, numbers: Sequence[int]) -> DeviceSamples:
-        return self._part(self._numbers[np.asarray(numbers, np.int64)])
-
-    def _part(self, numbers: NDArray[np.int64]) -> DeviceSamples:
-        """The samples of these numbers among all, which share the memory of all."""
         part = copy(self)
-        part._numbers = numbers
+        part._numbers = self._numbers[np.asarray(numbers, np.int64)]
         return part
 
     def prefetch(self, numbers: Sequence[int]) -> None:
