@@ -89,8 +89,6 @@ def table_html(heading: str, label: str, columns: Sequence[str], rows: Iterable[
 
 def mesh_table_html(rows: Sequence[Sequence[Any]]) -> str:
     """A section with the scores of each mesh, the first LISTED_MESHES of them. rows: with a header, the worst first"""
-    if not rows:
-        return ""
     more = len(rows) - 1 - LISTED_MESHES
     heading = "Scores of each mesh" + (f", the first {LISTED_MESHES}; per_mesh.csv has all" if more > 0 else "")
     header, *cells = ([html.escape(str(cell)) for cell in row] for row in rows[: LISTED_MESHES + 1])
