@@ -156,17 +156,13 @@ class DeviceSamples(ReadAhead[Sample]):
 
     def sizes(self) -> MeshSizes:
         facts = [self._samples.facts[i] for i in self._numbers.tolist()]
+        # Edges are not always counted. There are at most three for each face.
+        every = [
+            BatchSize(1, f.vertices, f.faces, f.edges or 3 * f.faces, f.entries, f.entries, f.vertices) for f in facts
+        ]
 
         def counted(names: Iterable[str]) -> list[BatchSize]:
-            # Edges are not always counted. There are at most three for each face.
-            every = [
-                {"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries, "longest": f.vertices}
-                for f in facts
-            ]
-            return [
-                BatchSize(1, f.vertices, **{name: entry.get(name, f.entries) for name in names})
-                for f, entry in zip(facts, every, strict=True)
-            ]
+            return [BatchSize(1, size.vertices, **{name: getattr(size, name) for name in names}) for size in every]
 
         return MeshSizes(counted, self._samples.k)
 

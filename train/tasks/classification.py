@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
+from diffnet.data import LabeledMeshes, index_classes, shapes
 from diffnet.data.stored import names_of
 from diffnet.geometry.files import as_text
 from diffnet.train.metrics import spread_over
@@ -71,9 +71,6 @@ class Classification(LabelTask):
         labels = (network.label_names[int(predicted.values.argmax())] for predicted in predictions)
         titles = titles_of([predicted.mesh for predicted in predictions])
         return [f"{title}: {label}" for title, label in zip(titles, labels, strict=True)]
-
-    def formats(self, at: TargetsAt) -> tuple[str, ...]:
-        return ()  # one table
 
 
 TASK = Classification()

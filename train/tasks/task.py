@@ -444,12 +444,12 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
             yield Prediction(item.name, item.mesh, values, truth)
 
-    @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """The extensions of the files that `diffnet predict` writes, one for each mesh, and the default first.
 
         Empty if it writes one table (.csv) of all meshes.
         """
+        return ()
 
     def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
         """The header and the rows of the table of all meshes, by default with the predicted numbers."""
