@@ -20,7 +20,6 @@ from diffnet.train.report import report
 from diffnet.train.report.charts import png_of
 from diffnet.train.report.report import Chart, charts_html, figure_html, write_page
 from diffnet.train.report.transfer import pair_colors
-from diffnet.train.tasks.task import ReportParts
 from diffnet.viz import page
 from diffnet.viz.render import draw, paint, png_bytes
 from diffnet.viz.surface import surface_of
@@ -28,12 +27,15 @@ from diffnet.viz.surface import surface_of
 SHOWN_PAIRS = 8
 
 
-def write_pairs_report(pairs: ScoredPairs, results: Mapping[str, Any], parts: ReportParts) -> None:
+def write_pairs_report(
+    out: Path, pairs: ScoredPairs, results: Mapping[str, Any], summary: Mapping[str, str], curves: bytes | None
+) -> None:
     """Write predictions.html, a page for each shown pair in pairs/, and errors.csv and errors.png if errors are known.
 
     results: the content of results.json
+    summary: entries at the top of the page
     """
-    out, numbers, kind = parts.out, _spread(pairs), "test" if scores_a_test(results) else "scored"
+    numbers, kind = _spread(pairs), "test" if scores_a_test(results) else "scored"
     scores: dict[str, str] = {}
     charts: list[Chart] = []
     if pairs.errors:
@@ -52,10 +54,10 @@ def write_pairs_report(pairs: ScoredPairs, results: Mapping[str, Any], parts: Re
             scores["Left and right exchanged"] = f"{results['flipped_pairs']} of {results['test_pairs']} pairs"
     (out / "pairs").mkdir(exist_ok=True)
     articles = "".join(_article(out, pairs, number) for number in numbers)
-    charts.append((parts.curves, "Training", "Training"))
-    sections = [charts_html(charts), f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>"]
-    entries = {**scores, "Pairs": str(results["test_pairs"]), **parts.summary}
-    write_page(out / "predictions.html", f"Correspondences of the {kind} pairs", entries, sections)
+    charts.append((curves, "Training", "Training"))
+    parts = [charts_html(charts), f"<section><h2>{kind.capitalize()} pairs</h2>{articles}</section>"]
+    entries = {**scores, "Pairs": str(results["test_pairs"]), **summary}
+    write_page(out / "predictions.html", f"Correspondences of the {kind} pairs", entries, parts)
 
 
 def curve_png(curve: NDArray[np.float64]) -> bytes:

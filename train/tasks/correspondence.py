@@ -230,7 +230,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def write_report(self, scored: ScoredPairs, results: dict[str, Any], parts: ReportParts) -> None:
         from diffnet.train.report.pairs import write_pairs_report  # Matplotlib takes half a second to import
 
-        write_pairs_report(scored, results, parts)
+        write_pairs_report(parts.out, scored, results, parts.summary, parts.curves)
 
     def map_writer(self, data: LabeledMeshes, folder: Path, form: str) -> Callable[[ScoredPairs], None]:
         assert isinstance(data, PairedMeshes)
