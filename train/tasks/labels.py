@@ -181,7 +181,7 @@ class LabelTask(MeshTask):
         scores = [score for score in LABEL_SCORES if memo["odds"] or score not in RANKED]
         rows: list[list[Any]] = [["mesh", "labeled", *(score.replace("-", "_") for score in scores)]]
         for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
-            tallies = dict.fromkeys(scores, torch.from_numpy(matrix))
+            tallies: dict[LabelScore, Any] = dict.fromkeys(scores, torch.from_numpy(matrix))
             if memo["odds"]:
                 tallies |= dict.fromkeys(RANKED, exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix)))
             cells = score_cells(LABEL_SCORES[score](tally) for score, tally in tallies.items())
