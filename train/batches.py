@@ -40,7 +40,8 @@ def packed(
             sample = sample.to(device, non_blocking=True)
         return members, sample
 
-    if device.type != "cuda" or (isinstance(samples, ReadAhead) and samples.is_resident):
+    source = samples.source if isinstance(samples, ReadAhead) else None
+    if device.type != "cuda" or (source is not None and source.is_resident):
         yield from (pack(batch)[1] for batch in batches)
         return
     # On the stream of the training steps, copies would wait for these steps. One thread does all of this: PyTorch gives

@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from diffnet.geometry.files import named
 
 
-class EventFile:
+class EventFile(contextlib.AbstractContextManager["EventFile"]):
     """A new event file in a folder, as a context manager. Each call of `add` writes to the disk.
 
     purge_step: TensorBoard hides what earlier files of the folder hold of this step and of later ones
@@ -37,9 +37,6 @@ class EventFile:
         self._records = RecordWriter(self._file)
         self._write(Event(step=purge_step, file_version="brain.Event:2"))
         self._write(Event(step=purge_step, session_log=SessionLog(status=SessionLog.START)))
-
-    def __enter__(self) -> EventFile:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()

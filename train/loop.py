@@ -198,15 +198,9 @@ def train(
                 tested = score_of(evaluate(task, scored, data.test, options, device, sink, ranks))
             if len(held_out):
                 validated = score_of(evaluate(task, scored, held_out, options, device, None, ranks))
-            row: Row = {
-                "epoch": epoch + 1,
-                "learning_rate": options.learning_rate_at(epoch),
-                "train_loss": loss,
-                f"train_{score_name}": score_of(tally),
-                f"validation_{score_name}": validated,
-                f"test_{score_name}": tested,
-                "seconds": time.perf_counter() - started,
-            }
+            scores, seconds = (score_of(tally), validated, tested), time.perf_counter() - started
+            values = epoch + 1, options.learning_rate_at(epoch), loss, *scores, seconds
+            row: Row = dict(zip(columns(score_name), values, strict=True))
             history.append(row)
             score = -loss if validated is None else validated
             # The score is NaN if nothing held out is labeled. The first epoch is then the best.

@@ -135,15 +135,8 @@ def column_scores(tally: Any) -> list[dict[str, Any]]:
     for count, total, squares, absolute, errors in np.asarray(tally, np.float64).tolist():
         n = count or math.nan
         spread = squares - total * total / n
-        defined = spread > 1e-12 * squares
-        rows.append(
-            {
-                "count": int(count),
-                "mae": absolute / n,
-                "rmse": math.sqrt(errors / n),
-                "r2": 1 - errors / spread if defined else math.nan,
-            }
-        )
+        r2 = 1 - errors / spread if spread > 1e-12 * squares else math.nan
+        rows.append({"count": int(count), "mae": absolute / n, "rmse": math.sqrt(errors / n), "r2": r2})
     return rows
 
 

@@ -34,7 +34,7 @@ class ReadAhead(LazySequence[S]):
     """Samples that are read when they are asked for, or in threads before that.
 
     vertex_counts: (N,) int64, of the samples
-    is_resident: whether all of them are on the device, and nothing has to be read
+    source: the samples of meshes that threads read, or None if these are in memory
     """
 
     @property
@@ -47,24 +47,15 @@ class ReadAhead(LazySequence[S]):
 
     @property
     @abstractmethod
-    def is_resident(self) -> bool: ...
+    def source(self) -> DeviceSamples | None: ...
 
     @abstractmethod
     def take(self, numbers: Sequence[int]) -> ReadAhead[S]:
         """Some of the samples, which share the memory of all."""
 
-    @abstractmethod
-    def prefetch(self, numbers: Sequence[int]) -> None:
-        """Start to read samples, in this order."""
-
-    @property
-    @abstractmethod
-    def is_busy(self) -> bool:
-        """Whether as many samples are read ahead as threads and memory allow."""
-
-    @abstractmethod
-    def forget(self) -> None:
-        """Drop samples that have been read ahead and not been asked for."""
+    def in_source(self, numbers: Sequence[int]) -> Sequence[int]:
+        """The numbers in `source` of the meshes of some samples."""
+        return numbers
 
 
 class DeviceSamples(ReadAhead[Sample]):
@@ -110,7 +101,12 @@ class DeviceSamples(ReadAhead[Sample]):
         return self._counts[self._numbers]
 
     @property
+    def source(self) -> DeviceSamples:
+        return self
+
+    @property
     def is_resident(self) -> bool:
+        """Whether all of them are on the device, and nothing has to be read."""
         return all(map(self._residents.__contains__, self._numbers.tolist()))
 
     def __len__(self) -> int:
@@ -118,7 +114,7 @@ class DeviceSamples(ReadAhead[Sample]):
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice):
-            return self._part(self._numbers[key])
+            return self.take(range(*key.indices(len(self))))
         number = int(self._numbers[key])
         resident = self._residents.get(number)
         if resident is not None:
@@ -131,15 +127,12 @@ class DeviceSamples(ReadAhead[Sample]):
         return sample
 
     def take(self, numbers: Sequence[int]) -> DeviceSamples:
-        return self._part(self._numbers[np.asarray(numbers, np.int64)])
-
-    def _part(self, numbers: NDArray[np.int64]) -> DeviceSamples:
-        """The samples of these numbers among all, which share the memory of all."""
         part = copy(self)
-        part._numbers = numbers
+        part._numbers = self._numbers[np.asarray(numbers, np.int64)]
         return part
 
     def prefetch(self, numbers: Sequence[int]) -> None:
+        """Start to read samples, in this order."""
         with self._lock:
             for number in self._numbers[np.asarray(numbers, np.int64)].tolist():
                 if not any(number in group for group in (self._residents, self._waiting, self._reading)):
@@ -149,11 +142,13 @@ class DeviceSamples(ReadAhead[Sample]):
 
     @property
     def is_busy(self) -> bool:
+        """Whether as many samples are read ahead as threads and memory allow."""
         with self._lock:
             ahead = list(self._reading)
         return not ahead or len(ahead) >= 2 * READERS or int(self._bytes[ahead].sum()) >= self._most_ahead
 
     def forget(self) -> None:
+        """Drop samples that have been read ahead and not been asked for."""
         with self._lock:
             for reading in self._reading.values():
                 reading.cancel()
@@ -161,17 +156,13 @@ class DeviceSamples(ReadAhead[Sample]):
 
     def sizes(self) -> MeshSizes:
         facts = [self._samples.facts[i] for i in self._numbers.tolist()]
+        # Edges are not always counted. There are at most three for each face.
+        every = [
+            BatchSize(1, f.vertices, f.faces, f.edges or 3 * f.faces, f.entries, f.entries, f.vertices) for f in facts
+        ]
 
         def counted(names: Iterable[str]) -> list[BatchSize]:
-            # Edges are not always counted. There are at most three for each face.
-            every = [
-                {"faces": f.faces, "edges": f.edges or 3 * f.faces, "entries": f.entries, "longest": f.vertices}
-                for f in facts
-            ]
-            return [
-                BatchSize(1, f.vertices, **{name: entry.get(name, f.entries) for name in names})
-                for f, entry in zip(facts, every, strict=True)
-            ]
+            return [BatchSize(1, size.vertices, **{name: getattr(size, name) for name in names}) for size in every]
 
         return MeshSizes(counted, self._samples.k)
 
@@ -213,19 +204,19 @@ def first_that_fit(sizes: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
 
 def read_ahead(samples: Sequence[Any], batches: Iterable[list[int]]) -> Iterator[list[int]]:
     """The batches. Threads read the samples of later ones while a batch is used."""
-    if not isinstance(samples, ReadAhead) or samples.is_resident:
+    if not isinstance(samples, ReadAhead) or (source := samples.source) is None or source.is_resident:
         yield from batches
         return
     waiting: deque[list[int]] = deque()
     try:
         for batch in batches:
-            samples.prefetch(batch)
+            source.prefetch(samples.in_source(batch))
             waiting.append(batch)
-            while waiting and samples.is_busy:
+            while waiting and source.is_busy:
                 yield waiting.popleft()
         yield from waiting
     finally:
-        samples.forget()
+        source.forget()
 
 
 def counts_of(samples: Sequence[Any]) -> Sequence[int] | NDArray[np.int64]:

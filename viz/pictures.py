@@ -117,7 +117,14 @@ def picture(
     scales = scales_of(shapes, color_map, range)
 
     def panel(shape: Shape) -> NDArray[np.uint8]:
-        return _panel(shape, scales.get(shape.fields[0].name), size, view)
+        field = shape.fields[0]
+        blend = field.at == "vertices" and field.kind != "labels"
+        arrows = shape.arrows.get(field.name, shape.arrows.get(""))
+        drawing = draw(shape.surface, field.at, size, view, arrows=arrows, blend=blend)
+        if field.name in scales:
+            scale = scales[field.name]
+            return paint_scalars(drawing, scale.shares(field.values), scale.table)
+        return paint(drawing, colorize(field.values) if field.kind == "labels" else field.values)
 
     # NumPy works without Python's global lock, so threads draw on all cores.
     with ThreadPoolExecutor(min(available_cores(), len(shapes))) as pool:
@@ -125,18 +132,6 @@ def picture(
     fields = [shape.fields[0] for shape in shapes]
     legends = _legends(fields, scales, label_names) if legend else []
     return Picture(_compose(panels, [shape.title for shape in shapes], legends, size))
-
-
-def _panel(
-    shape: Shape, scale: Scale | None, size: tuple[int, int], view: View | tuple[float, float] | None
-) -> NDArray[np.uint8]:
-    field = shape.fields[0]
-    blend = field.at == "vertices" and field.kind != "labels"
-    arrows = shape.arrows.get(field.name, shape.arrows.get(""))
-    drawing = draw(shape.surface, field.at, size, view, arrows=arrows, blend=blend)
-    if scale is not None:
-        return paint_scalars(drawing, scale.shares(field.values), scale.table)
-    return paint(drawing, colorize(field.values) if field.kind == "labels" else field.values)
 
 
 def _legends(fields: Sequence[Field], scales: dict[str, Scale], label_names: Sequence[str]) -> list[Legend]:

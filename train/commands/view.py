@@ -53,14 +53,12 @@ def view(
     computed, vectors = _values(loaded)
     stored, arrows = _arrays(loaded, mesh)
     fields, name = [*predicted, *stored, *computed], mesh_stem(loaded.name)
-    values: dict[str, dict[str, Any]] = {"labels": {}, "scalars": {}, "colors": {}}
+    values: dict[str, Any] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
         values[field.kind] |= field.values
     shown = page(
         loaded,
-        labels=values["labels"],
-        scalars=values["scalars"],
-        colors=values["colors"],
+        **values,
         vectors=arrows | vectors,
         at={title: field.at for field in fields for title in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),

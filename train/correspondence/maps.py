@@ -153,25 +153,22 @@ def score_pairs(
     samples: Sequence[PairSample],
     options: TrainOptions,
     device: torch.device,
-    *,
-    cache_dir: Path,
-    jobs: int | None,
-    console: Console,
+    **where: Any,
 ) -> ScoredPairs:
     """Turn functional maps into maps of points, and measure these if the true correspondences are known.
 
     maps: (1, K, K) for each test pair
     samples: the test pairs
     options: `zoomout` of `point_map_of`
-    cache_dir, jobs: see `geodesic_errors_of_all`
+    where: cache_dir, jobs and console, see `geodesic_errors_of_all`
     """
     if options.partial:
-        return _score_partial(data, maps, cache_dir=cache_dir, jobs=jobs, console=console)
+        return _score_partial(data, maps, **where)
     point_maps = []
     for c, pair in zip(maps, samples, strict=True):
         a, b = pair.a.operators.to(device), pair.b.operators.to(device)
         point_maps.append(point_map_of(c, a, b, options.zoomout).cpu().numpy())
-    return measured_pairs(data, point_maps, cache_dir=cache_dir, jobs=jobs, console=console)
+    return measured_pairs(data, point_maps, **where)
 
 
 def measured_pairs(

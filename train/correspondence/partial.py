@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -71,35 +70,28 @@ def coherent_map(scores: Tensor, basis: Tensor, weights: Tensor, places: Tensor)
     return current.argmax(1)
 
 
-@dataclass(frozen=True)
-class OverlapTargets:
-    """Computes the targets of pairs of meshes."""
+def overlap_targets(data: MeshPairs, shapes: Sequence[PairShape], pair: Pair, one: Sample, other: Sample) -> Tensor:
+    """The targets (V_second + V_first, 3) int64 of a pair, the second mesh first, as `collate_pairs` packs them.
 
-    data: MeshPairs
-    shapes: list[PairShape]
-
-    def __call__(self, pair: Pair, one: Sample, other: Sample) -> Tensor:
-        """The targets (V_second + V_first, 3) int64, the second mesh first, as `collate_pairs` packs them.
-
-        Columns: whether a vertex is in the overlap, see `MeshPairs.overlap`; the vertex of the other mesh that
-        corresponds, or −1; and the number of the vertex, from 0 in each mesh.
-        """
-        first, second = (self.shapes[i] for i in pair)
-        targets = [np.full((len(shape.mesh.verts), 3), -1) for shape in (second, first)]
-        for rows in targets:
-            rows[:, 2] = np.arange(len(rows))
-        truth = self.data.truth(first, second)
-        if truth is not None:
-            targets[1][:, 0], targets[0][:, 0] = self.data.overlap(first, second)
-            targets[0][truth.points, 1], targets[1][truth.vertices, 1] = truth.vertices, truth.points
-        return torch.from_numpy(np.concatenate(targets)).to(one.features.device)
+    Columns: whether a vertex is in the overlap, see `MeshPairs.overlap`; the vertex of the other mesh that corresponds,
+    or −1; and the number of the vertex, from 0 in each mesh.
+    """
+    first, second = (shapes[i] for i in pair)
+    targets = [np.full((len(shape.mesh.verts), 3), -1) for shape in (second, first)]
+    for rows in targets:
+        rows[:, 2] = np.arange(len(rows))
+    truth = data.truth(first, second)
+    if truth is not None:
+        targets[1][:, 0], targets[0][:, 0] = data.overlap(first, second)
+        targets[0][truth.points, 1], targets[1][truth.vertices, 1] = truth.vertices, truth.points
+    return torch.from_numpy(np.concatenate(targets)).to(one.features.device)
 
 
 def overlap_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """The loss () of P pairs, averaged over these: the cross entropy of the overlap, and that of the match.
 
     outputs: (V, C + 1), see `overlap_outputs`
-    targets: (V, 3), see `OverlapTargets`
+    targets: (V, 3), see `overlap_targets`
 
     The probability of a match is the softmax of the similarities of a vertex to all vertices of the other mesh, divided
     by TEMPERATURE (van den Oord et al. 2018). Vertices without a known match don't count, and neither do those of which

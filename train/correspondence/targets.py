@@ -16,8 +16,8 @@ from diffnet.cuda_graphs.sizes import BatchSize, MeshSizes, largest_batch, sizes
 from diffnet.data import DataError, MeshPairs, PairSample, PairShape, Sample
 from diffnet.data.pairs.shapes import Pair
 from diffnet.ops import functional_map_from_correspondences
-from diffnet.train.correspondence.partial import OverlapTargets
-from diffnet.train.resident import ReadAhead, counts_of
+from diffnet.train.correspondence.partial import overlap_targets
+from diffnet.train.resident import DeviceSamples, ReadAhead, counts_of
 
 MAX_KEPT = 256  # meshes whose eigenfunctions at template points are kept, each of 4 MB for 5,000 points
 
@@ -29,14 +29,14 @@ def pair_samples(
 
     part: "train" or "test"
     samples: the preprocessed meshes of this part, which are read when a pair needs them
-    map_k: K, the eigenpairs of the true functional maps. None for partial shapes, see `OverlapTargets`.
+    map_k: K, the eigenpairs of the true functional maps. None for partial shapes, see `overlap_targets`.
     with_targets: if False, these maps are not known
 
     Raises DataError for a mesh with fewer than K vertices.
     """
     shapes, pairs = (data.train, data.train_pairs) if part == "train" else (data.test, data.test_pairs)
     if map_k is None:
-        return PairSamples(samples, pairs, OverlapTargets(data, shapes))
+        return PairSamples(samples, pairs, partial(overlap_targets, data, shapes))
     for shape, vertices in zip(shapes, counts_of(samples), strict=True):
         if vertices < map_k:
             raise DataError(
@@ -87,20 +87,11 @@ class PairSamples(ReadAhead[PairSample]):
         return MeshSizes(counted, each.k)
 
     @property
-    def is_resident(self) -> bool:
-        return isinstance(self.meshes, ReadAhead) and self.meshes.is_resident
+    def source(self) -> DeviceSamples | None:
+        return self.meshes if isinstance(self.meshes, DeviceSamples) else None
 
-    def prefetch(self, numbers: Sequence[int]) -> None:
-        if isinstance(self.meshes, ReadAhead):
-            self.meshes.prefetch([mesh for n in numbers for mesh in self.pairs[n]])
-
-    @property
-    def is_busy(self) -> bool:
-        return self.meshes.is_busy if isinstance(self.meshes, ReadAhead) else True
-
-    def forget(self) -> None:
-        if isinstance(self.meshes, ReadAhead):
-            self.meshes.forget()
+    def in_source(self, numbers: Sequence[int]) -> Sequence[int]:
+        return [mesh for n in numbers for mesh in self.pairs[n]]
 
 
 def unknown_map(k: int, device: torch.device | None = None) -> Tensor:

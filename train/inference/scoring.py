@@ -132,20 +132,12 @@ def run_evaluation(
     return ranks.shared(report)
 
 
-def score_maps(
-    data: MeshPairs,
-    maps: Path,
-    out: Path,
-    *,
-    base: Base = "auto",
-    cache_dir: Path,
-    jobs: int | None = None,
-    console: Console,
-) -> dict[str, Any]:
+def score_maps(data: MeshPairs, maps: Path, out: Path, *, base: Base = "auto", **where: Any) -> dict[str, Any]:
     """Score maps of any program on the test pairs of a set, and write the report to the folder `out`.
 
     maps: the folder of the maps, see `find_maps`. A negative vertex is none, and doesn't count.
     base: the number of the first vertex in their files, see `read_indices`
+    where: cache_dir, jobs and console, see `measured_pairs`
 
     Returns the content of results.json. Raises OptionError if `out` is a file or holds results, and DataError for maps
     that are missing or don't fit, and for a set without true correspondences.
@@ -155,7 +147,7 @@ def score_maps(
         raise DataError("the set has no true correspondences by which maps could be scored")
     files = find_maps(maps, [(first.mesh.name, second.mesh.name) for first, second in data.test_shapes])
     points = read_maps(files, data.test_shapes, base, needs_all=False)
-    scored = measured_pairs(data, points, cache_dir=cache_dir, jobs=jobs, console=console)
+    scored = measured_pairs(data, points, **where)
     make_folder(out)
     facts = {**_about(paired_meshes(data, 0)), "maps": as_text(str(maps))}
     summary = {"Meshes": str(len(data.test)), "Maps": as_text(str(maps))}

@@ -44,10 +44,8 @@ def values_html(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
 
     Values of whole meshes are the caption of one picture. names: of the columns
     """
-    return _whole_mesh(row, names) if at == "meshes" else _mesh_section(row, names, at)
-
-
-def _mesh_section(row: Prediction, names: Sequence[str], at: TargetsAt) -> str:
+    if at == "meshes":
+        return _whole_mesh(row, names)
     body, means = "", []
     both = (columns_at(values, names, len(row.mesh.verts), at) for values in (row.prediction, row.truth))
     for (place, columns, predictions), (*_, truths) in zip(*both, strict=True):

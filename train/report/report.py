@@ -89,8 +89,6 @@ def table_html(heading: str, label: str, columns: Sequence[str], rows: Iterable[
 
 def mesh_table_html(rows: Sequence[Sequence[Any]]) -> str:
     """A section with the scores of each mesh, the first LISTED_MESHES of them. rows: with a header, the worst first"""
-    if not rows:
-        return ""
     more = len(rows) - 1 - LISTED_MESHES
     heading = "Scores of each mesh" + (f", the first {LISTED_MESHES}; per_mesh.csv has all" if more > 0 else "")
     header, *cells = ([html.escape(str(cell)) for cell in row] for row in rows[: LISTED_MESHES + 1])
@@ -128,19 +126,8 @@ def small_figure(row: Prediction, color: NDArray[np.uint8], caption: str, note: 
 
 def labels_html(row: Prediction, label_names: Sequence[str], at: TargetsAt) -> str:
     """A mesh as three pictures, prediction, truth and errors; or as one, if it has one label."""
-    return _whole_mesh(row, label_names) if at == "meshes" else _mesh_section(row, cast(LabelsAt, at))
-
-
-def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
-    """The prediction with its probability, and the truth if the prediction is wrong."""
-    probabilities, truth = np.asarray(row.prediction).ravel(), int(np.asarray(row.truth).ravel()[0])
-    label = int(probabilities.argmax())
-    caption = f"{label_names[label]}, {percent(float(probabilities[label]), 0)}"
-    note = "unlabeled" if truth < 0 else f"✗ truth: {label_names[truth]}"
-    return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else note)
-
-
-def _mesh_section(row: Prediction, at: LabelsAt) -> str:
+    if at == "meshes":
+        return _whole_mesh(row, label_names)
     prediction, truth = np.asarray(row.prediction), np.asarray(row.truth)
     errors = np.where(truth < 0, UNLABELED, prediction != truth)
     mistakes = errors[errors >= 0]
@@ -151,10 +138,19 @@ def _mesh_section(row: Prediction, at: LabelsAt) -> str:
         ("Truth", truth, None, ""),
         ("Errors", errors, ERROR_COLORS, wrong),
     ]
-    drawing = draw(surface_of(row.mesh), at, PICTURE_SIZE)
+    drawing = draw(surface_of(row.mesh), cast(LabelsAt, at), PICTURE_SIZE)
     figures = "".join(
         figure_html(png_bytes(paint(drawing, colorize(labels, colors))), f"{row.name}: {kind.lower()}", kind, note)
         for kind, labels, colors, note in pictures
     )
     heading = f"<h3>{html.escape(row.name)} <small>{accuracy} correct</small></h3>"
     return f'<article>{heading}<div class="pictures">{figures}</div></article>'
+
+
+def _whole_mesh(row: Prediction, label_names: Sequence[str]) -> str:
+    """The prediction with its probability, and the truth if the prediction is wrong."""
+    probabilities, truth = np.asarray(row.prediction).ravel(), int(np.asarray(row.truth).ravel()[0])
+    label = int(probabilities.argmax())
+    caption = f"{label_names[label]}, {percent(float(probabilities[label]), 0)}"
+    note = "unlabeled" if truth < 0 else f"✗ truth: {label_names[truth]}"
+    return small_figure(row, colorize(np.array([label]))[0], caption, "" if truth == label else note)

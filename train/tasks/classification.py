@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from diffnet.data import LabeledMeshes, TargetsAt, index_classes, shapes
+from diffnet.data import LabeledMeshes, index_classes, shapes
 from diffnet.data.stored import names_of
 from diffnet.geometry.files import as_text
 from diffnet.train.metrics import spread_over
@@ -16,9 +16,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import CLASSIFICATION
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import LabelTask
-from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, titles_of
-
-SHOWN_MESHES = 60  # on the page of predictions
+from diffnet.train.tasks.task import SHOWN_WHOLE, Fields, NetworkInput, Predicted, Scored, titles_of
 
 
 class Classification(LabelTask):
@@ -53,9 +51,9 @@ class Classification(LabelTask):
     def shown(self, scored: Scored) -> list[int]:
         """The errors first, then others spread over the test set."""
         truth = np.concatenate(self.read(scored)["truths"]).tolist()
-        wrong = [i for i, label in enumerate(truth) if 0 <= label != int(scored.predictions[i].argmax())][:SHOWN_MESHES]
+        wrong = [i for i, label in enumerate(truth) if 0 <= label != int(scored.predictions[i].argmax())][:SHOWN_WHOLE]
         others = sorted(set(range(len(scored.meshes))) - set(wrong))
-        return wrong + spread_over(others, SHOWN_MESHES - len(wrong))
+        return wrong + spread_over(others, SHOWN_WHOLE - len(wrong))
 
     def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
         """The columns are file, label, and the probability of each class."""
@@ -73,9 +71,6 @@ class Classification(LabelTask):
         labels = (network.label_names[int(predicted.values.argmax())] for predicted in predictions)
         titles = titles_of([predicted.mesh for predicted in predictions])
         return [f"{title}: {label}" for title, label in zip(titles, labels, strict=True)]
-
-    def formats(self, at: TargetsAt) -> tuple[str, ...]:
-        return ()  # one table
 
 
 TASK = Classification()

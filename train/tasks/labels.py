@@ -171,10 +171,6 @@ class LabelTask(MeshTask):
         memo["rankings"] = exact_rankings(odds, truths, classes) if odds else []
         return memo
 
-    def matrix_of(self, scored: Scored) -> NDArray[np.int64]:
-        """The confusion matrix (C, C) of all meshes."""
-        return self.read(scored)["matrix"]  # type: ignore[no-any-return]
-
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their accuracy, the worst first, and those without labels last."""
         shares = [accuracy(torch.from_numpy(matrix)) for matrix in self.read(scored)["matrices"]]
@@ -182,15 +178,14 @@ class LabelTask(MeshTask):
 
     def per_mesh(self, scored: Scored, results: dict[str, Any]) -> list[list[Any]]:
         memo, names = self.read(scored), names_of(scored.meshes)
-        header = ["mesh", "labeled", "accuracy", "balanced_accuracy", "mean_iou", "dice"]
-        rows: list[list[Any]] = [header + ["roc_auc", "average_precision"] * bool(memo["odds"])]
+        scores = [score for score in LABEL_SCORES if memo["odds"] or score not in RANKED]
+        rows: list[list[Any]] = [["mesh", "labeled", *(score.replace("-", "_") for score in scores)]]
         for i, (name, matrix) in enumerate(zip(names, memo["matrices"], strict=True)):
-            share = accuracy(torch.from_numpy(matrix))
-            scores = [share, *(class_mean(score, matrix) for score in ("accuracy", "iou", "dice"))]
+            tallies: dict[LabelScore, Any] = dict.fromkeys(scores, torch.from_numpy(matrix))
             if memo["odds"]:
-                counts = exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix))
-                scores += [roc_auc(counts), average_precision(counts)]
-            rows.append([as_text(name), int(matrix.sum()), *score_cells(scores)])
+                tallies |= dict.fromkeys(RANKED, exact_rankings([memo["odds"][i]], [memo["truths"][i]], len(matrix)))
+            cells = score_cells(LABEL_SCORES[score](tally) for score, tally in tallies.items())
+            rows.append([as_text(name), int(matrix.sum()), *cells])
         return rows
 
     def results(self, scored: Scored) -> dict[str, Any]:
@@ -198,24 +193,18 @@ class LabelTask(MeshTask):
 
         The first two are None if nothing is labeled.
         """
-        matrix = self.matrix_of(scored)
-        count, share, iou, dice = class_scores(matrix)
-        labeled, rankings = bool(matrix.any()), self.read(scored)["rankings"]
+        matrix, rankings = (self.read(scored)[name] for name in ("matrix", "rankings"))
+        scores, labeled = class_scores(matrix)._asdict(), bool(matrix.any())
+        count = scores.pop("elements")
         return {
             "test_accuracy": accuracy(torch.from_numpy(matrix)) if labeled else None,
             "balanced_accuracy": class_mean("accuracy", matrix) if labeled else None,
             "dice": number_or_none(class_mean("dice", matrix)),
-            **({"roc_auc": number_or_none(roc_auc(rankings))} if rankings else {}),
-            **({"average_precision": number_or_none(average_precision(rankings))} if rankings else {}),
+            **{score.replace("-", "_"): number_or_none(LABEL_SCORES[score](rankings)) for score in RANKED if rankings},
             **self.further_results(scored),
             "classes": [
-                {
-                    "name": scored.label_names[i],
-                    "count": int(count[i]),
-                    "accuracy": float(share[i]),
-                    "iou": float(iou[i]),
-                    "dice": float(dice[i]),
-                }
+                {"name": scored.label_names[i], "count": int(count[i])}
+                | {name: float(each[i]) for name, each in scores.items()}
                 for i in np.flatnonzero(count).tolist()
             ],
         }
@@ -229,10 +218,10 @@ class LabelTask(MeshTask):
         from diffnet.train.report.charts import confusion_png, ranking_png
         from diffnet.train.report.report import class_table, labels_html
 
-        matrix, names, at = self.matrix_of(scored), scored.label_names, scored.labels_at
+        matrix, rankings = (self.read(scored)[name] for name in ("matrix", "rankings"))
+        names, at = scored.label_names, scored.labels_at
         confusion = confusion_png(matrix, names)
         write_atomically(parts.out / "confusion.png", confusion)
-        rankings = self.read(scored)["rankings"]
         ranking = ranking_png(rankings, names) if rankings else None
         if ranking is not None:
             write_atomically(parts.out / "ranking.png", ranking)

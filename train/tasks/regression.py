@@ -41,7 +41,6 @@ from diffnet.train.metrics import (
     relative_l2,
     score_columns,
     scores_a_test,
-    spread_over,
     vector_scores,
 )
 from diffnet.train.options import TrainOptions
@@ -52,8 +51,6 @@ from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.classes import numbers_on
 from diffnet.train.tasks.task import Fields, MeshTask, NetworkInput, Predicted, ReportParts, Scored, write_vtp
 
-SHOWN_MESHES = 8  # on the page of predictions, 60 of those with targets for whole meshes
-SHOWN_WHOLE = 60
 MAX_SCATTERED = 1_000_000  # rows that charts choose their points from
 
 _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss, "huber": F.huber_loss}
@@ -299,9 +296,6 @@ class Regression(MeshTask):
         errors = _errors(scored)[0][:, 1]
         sizes = np.nan_to_num(errors / np.maximum(np.sqrt(np.nanmean(errors**2, axis=0)), 1e-300)).mean(1)
         return np.argsort(-sizes, kind="stable").tolist()
-
-    def shown(self, scored: Scored) -> list[int]:
-        return spread_over(self.worst_first(scored), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
     def summary(self, results: dict[str, Any]) -> tuple[Table, str]:
         entries = [*results.get("vectors", ()), *results["columns"]]

@@ -21,14 +21,12 @@ from diffnet.geometry.files import csv_text, npy_bytes, write_atomically
 from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_stem, mesh_suffix
-from diffnet.train.metrics import class_mean, mean_score, number_or_none, soft_accuracy, spread_over
+from diffnet.train.metrics import class_mean, mean_score, number_or_none, soft_accuracy
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import TEETH, LabelTask, score_cells
 from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views, write_vtp
-
-SHOWN_MESHES = 8  # on the page of predictions
 
 
 def write_predictions(
@@ -165,7 +163,7 @@ class Segmentation(LabelTask):
         return predictions if predictions.is_floating_point() else None
 
     def further_results(self, scored: Scored) -> dict[str, Any]:
-        matrix = self.matrix_of(scored)
+        matrix = self.read(scored)["matrix"]
         columns = np.array(_teeth(scored)).T if scored.teeth else ()
         teeth = {name: number_or_none(mean_score(each)) for name, each in zip(TEETH, columns, strict=False)}
         return {"mean_iou": class_mean("iou", matrix) if matrix.any() else None, **_soft_results(scored), **teeth}
@@ -175,9 +173,6 @@ class Segmentation(LabelTask):
         if not scored.teeth:
             return rows
         return [[*row, *more] for row, more in zip(rows, [TEETH, *map(score_cells, _teeth(scored))], strict=True)]
-
-    def shown(self, scored: Scored) -> list[int]:
-        return spread_over(self.worst_first(scored), SHOWN_MESHES)
 
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """A colored mesh, and the forms in which `load_dataset` reads labels at these elements."""

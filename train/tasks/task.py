@@ -45,7 +45,7 @@ from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
 from diffnet.train.device import matmul_dtype
-from diffnet.train.metrics import scores_a_test
+from diffnet.train.metrics import scores_a_test, spread_over
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.shared import TaskName
 from diffnet.train.options.task_options import SetOptions
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from diffnet.train.report.report import Chart, Prediction
 
 PICTURE_SIZE = (600, 600)  # width and height of the picture of one mesh, in pixels
+SHOWN_MESHES, SHOWN_WHOLE = 8, 60  # on the page of predictions; the latter with targets for whole meshes
 
 
 class MetadataError(DiffnetError, ValueError):
@@ -403,9 +404,9 @@ class MeshTask(Task[LabeledMeshes, Scored]):
     def worst_first(self, scored: Scored) -> list[int]:
         """The meshes by their scores, the worst first."""
 
-    @abstractmethod
     def shown(self, scored: Scored) -> list[int]:
-        """The meshes on the page of predictions."""
+        """The meshes on the page of predictions, from the worst one to the best."""
+        return spread_over(self.worst_first(scored), SHOWN_WHOLE if scored.labels_at == "meshes" else SHOWN_MESHES)
 
     def write_page(
         self,
@@ -443,12 +444,12 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             truth = np.asarray(item.labels, np.float64) if self.standardized else item.labels
             yield Prediction(item.name, item.mesh, values, truth)
 
-    @abstractmethod
     def formats(self, at: TargetsAt) -> tuple[str, ...]:
         """The extensions of the files that `diffnet predict` writes, one for each mesh, and the default first.
 
         Empty if it writes one table (.csv) of all meshes.
         """
+        return ()
 
     def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
         """The header and the rows of the table of all meshes, by default with the predicted numbers."""
