@@ -56,20 +56,21 @@ _mix, _draw = gluon.jit(mix.fn), gluon.jit(draw.fn)  # kernels in Triton and in 
 
 
 @gluon.jit
-def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
-    """Copy a matrix (128, 128) to shared memory with its rows in exchanged order. EXCHANGE: its columns, too."""
+def keep_weight(kept, weight, stride: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Copy a matrix (128, 128) to shared memory. ROWS, COLUMNS: whether these are in exchanged order"""
     n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
     k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
-    n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
+    if ROWS:
+        n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
     w = gl.load(weight + n[:, None] * stride + k[None, :])
-    if EXCHANGE:
+    if COLUMNS:
         kept.store(exchanged(w))
     else:
         kept.store(w)
 
 
 @gluon.jit
-def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
+def load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
     """Start to copy a tile of rows to shared memory."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
@@ -79,15 +80,15 @@ def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 @gluon.jit
 def _dropped(low, high, rows, c, threshold, WORDS: gl.constexpr):
-    """The same as `linear_kernels.dropped` for 128 channels. The 32 columns of a thread have one word."""
+    """The same as `linear_kernels.dropped`. The 32 columns of a thread have one word."""
     by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
-    by_column = _mix(_mix((c // 8 % 4).to(gl.uint32) ^ high) ^ low)
+    by_column = _mix(_mix((c // 128 * 4 + c // 8 % 4).to(gl.uint32) ^ high) ^ low)
     word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
-    return (word >> (c // 32 * 8 + c % 8)[None, :]) & 1 != 0
+    return (word >> (c % 128 // 32 * 8 + c % 8)[None, :]) & 1 != 0
 
 
 @gluon.jit
-def _activated(y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
+def activated(y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
     """The same as `linear_kernels.activated` with ReLU."""
     if BIAS:
         y += gl.load(bias + c).to(gl.float32)[None, :]
@@ -136,9 +137,9 @@ def _walk(
     first_at = first + (start.to(gl.int64) * 64) * first_stride
     x = gl.load(first_at + (v64 * first_stride + c64), mask=inside, other=0.0)
     if INPUTS > 1:
-        _load_rows(kept_x.index(0), second, second_stride, start, rows_size)
+        load_rows(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
-        _load_rows(kept_x.index(1), third, third_stride, start, rows_size)
+        load_rows(kept_x.index(1), third, third_stride, start, rows_size)
     async_copy.commit_group()
     for tile in range(start, tiles, step):
         inside = (tile * 64 + v < rows_size)[:, None]
@@ -155,20 +156,20 @@ def _walk(
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
-            _load_rows(kept_x.index(0), second, second_stride, later, rows_size)
+            load_rows(kept_x.index(0), second, second_stride, later, rows_size)
         if INPUTS > 2:
-            _load_rows(kept_x.index(1), third, third_stride, later, rows_size)
+            load_rows(kept_x.index(1), third, third_stride, later, rows_size)
         async_copy.commit_group()
         added = x
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w2.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         y = _end(y)
-        h = _activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
         y = _start(h, w3.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
@@ -209,9 +210,9 @@ def mlp_forward_hopper_kernel(
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, True, i == 0)
+    keep_weight(w2, weight2, 128, True, True)
+    keep_weight(w3, weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
@@ -324,9 +325,9 @@ def mlp_backward_hopper_kernel(
     w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
     w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
     for i in gl.static_range(PARTS):
-        keep_weight(w1.index(i), weight1 + i * 128, PARTS * 128, True)
-    keep_weight(w2, weight2, 128, True)
-    keep_weight(w3, weight3, 128, True)
+        keep_weight(w1.index(i), weight1 + i * 128, PARTS * 128, True, True)
+    keep_weight(w2, weight2, 128, True, True)
+    keep_weight(w3, weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(

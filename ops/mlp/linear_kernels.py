@@ -12,7 +12,7 @@ from torch import Tensor
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.matmul import load, product, split, transposed
 from diffnet.ops.common.precision import dot_precision
-from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, empty_planes, row_major, small_tiling, tile
+from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, empty_planes, on_hopper, row_major, small_tiling, tile
 
 
 def linear_tiling(x: Tensor, k: int, c: int, inputs: int) -> Tiling:
@@ -196,6 +196,12 @@ def _launch(
         matrix = weight.sum(0, dtype=torch.float32)
         matrix = matrix if transposed else matrix.mT
         return (inputs[0] @ matrix if bias is None else torch.addmm(bias.float(), inputs[0], matrix))[None]
+    if _fits_hopper(inputs, out_size // parts):
+        from diffnet.ops.mlp import hopper_layers
+
+        return hopper_layers.layer(
+            inputs[0], weight, transposed, parts, bias, residual, hidden, activation, dropout, seed
+        )
     inputs = [row_major(x) for x in inputs]
     first, second, third = (*inputs, *inputs[:1], *inputs[:1])[:3]
     residual = residual if residual is None else row_major(residual)
@@ -215,6 +221,13 @@ def _launch(
             BLOCK_V=t.v, BLOCK_K=t.k, BLOCK_C=t.c, num_warps=t.warps, num_stages=t.stages,
         )  # fmt: skip
     return out
+
+
+def _fits_hopper(inputs: Sequence[Tensor], part_size: int) -> bool:
+    """Whether the kernel for Hopper computes this. On fewer rows, it is not faster."""
+    x = inputs[0]
+    wide = len(inputs) == 1 and x.shape[1] == part_size == 256 and len(x) >= 2**14
+    return wide and x.dtype.itemsize == 2 and on_hopper(x)
 
 
 def _cublas_is_faster(x: Tensor, out_size: int) -> bool:
