@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -17,8 +17,8 @@ from diffnet.ops import mlp
 from diffnet.ops.common import matmul
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.tiling import on_hopper
-from diffnet.ops.mlp import kernels
-from diffnet.ops.mlp.linear_kernels import threshold_and_scale
+from diffnet.ops.mlp import kernels, linear_kernels
+from diffnet.ops.mlp.linear_kernels import inputs_backward, linear, linear_backward, threshold_and_scale
 from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytest.importorskip("triton")
@@ -181,6 +181,52 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     assert kernels.forward([nan] * parts, weights, [], None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
     assert kernels.forward(empty, weights, [], None, 0.0, None, False)[0].shape == (0, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+def test_layers_for_hopper(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute what the kernel for other GPUs computes, drop the same units, and read rows of any alignment."""
+    wide = torch.randn(30_003, 600, device="cuda").to(dtype)
+    if not on_hopper(wide):
+        pytest.skip("these kernels run on Hopper")
+    weight = (torch.randn(256, 768, device="cuda") / 16).to(dtype)
+    square, bias = weight[:, :256].contiguous(), torch.randn(256, device="cuda")
+    seed = torch.randint(2**31, (2,), device="cuda")
+
+    def layers(x: Tensor, other: Tensor) -> list[Tensor]:
+        """Layers forward, then the gradients of a layer's input and of a layer on several inputs."""
+        outs = [
+            linear([x], square, bias, activation=True, dropout=0.5, seed=seed),
+            linear([x], square, None, activation=True, dropout=0.3, seed=seed, residual=other),
+            linear([x], square, bias, activation=True),
+            linear([x], square, bias, residual=other),
+            linear([x], square, None),
+            linear_backward(x, square, hidden=other.relu(), dropout=0.3),
+        ]
+        for parts, residual in product((1, 2, 3), (None, other)):
+            outs += inputs_backward(x, weight[:, : parts * 256].contiguous(), parts, residual)
+        return outs
+
+    for rows, at in product((30_003, 1003, 65, 5, 0), (0, 1, 344)):
+        x, other = wide[:rows, at : at + 256], wide[:rows, 344 - at : 600 - at]
+        results = []
+        for hopper in (True, False):
+            # A private name, since nothing else takes the kernel for other GPUs on this one, or this one for few rows.
+            monkeypatch.setattr(linear_kernels, "_fits_hopper", lambda *_, hopper=hopper: hopper)
+            results.append(layers(x, other))
+        for out, same in zip(*results, strict=True):
+            assert relative(out, same) <= 1e-3
+            assert ((out == 0) != (same == 0)).sum() <= 1e-3 * out.numel()
+    monkeypatch.undo()
+    x, matrix = wide[:, :256], square.float()
+    exact = (x.float() @ matrix.mT + bias).relu()
+    assert relative(linear([x], square, bias, activation=True), exact) <= 5e-3
+    back = linear_backward(x, square, hidden=exact.to(dtype))
+    assert relative(back, (x.float() @ matrix) * (exact > 0)) <= 5e-3
+    assert relative(inputs_backward(x, weight, 3, None)[2], x.float() @ weight[:, 512:].float()) <= 5e-3
+    nan = torch.full_like(x, float("nan"))
+    assert linear([nan], square, bias, activation=True).isnan().all()
 
 
 @pytest.mark.gpu
