@@ -104,23 +104,23 @@ def _walk(
 
 
 @launched
-@gluon.jit(do_not_specialize=[*SIZES, "first_programs"])
-def mlp_layer_hopper_kernel(
-    x, weight, bias, other, seed, out, rows_size, plane_rows, threshold, keep_scale, first_programs,
+@gluon.jit(do_not_specialize=SIZES)
+def mlp_forward_linear_hopper_kernel(
+    x, weight, bias, other, seed, out, rows_size, plane_rows, threshold, keep_scale, programs,
     x_stride: gl.constexpr, other_stride: gl.constexpr, PARTS: gl.constexpr,
     TRANSPOSED: gl.constexpr, BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr,
     MASKED: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
     """The same as `linear_kernels.mlp_forward_linear_kernel` for one input. `other` is the mask or the residual.
 
-    Each of PARTS matrices has its own programs. The first has `first_programs`, more than the others if it gets a
-    residual, so that all end at the same time.
+    Each of PARTS matrices has its own programs. The first has `programs`, more than the others if it gets a residual,
+    so that all end at the same time.
     """
-    start, programs, part, other_rows = gl.program_id(0), first_programs, 0, rows_size
+    start, part, other_rows = gl.program_id(0), 0, rows_size
     later_parts: gl.constexpr = PARTS - 1 if PARTS > 1 else 1
-    if start >= first_programs:
-        programs = (gl.num_programs(0) - first_programs) // later_parts
-        start -= first_programs
+    if start >= programs:
+        start -= programs
+        programs = (gl.num_programs(0) - programs) // later_parts
         part = 1 + start // programs
         start = start % programs
         other_rows = 0
@@ -173,7 +173,7 @@ def layer(
         # A part with a residual takes 5/3 of the time of another one.
         first = programs * 5 // (3 * parts + 2) if residual is not None else programs // parts
         programs = first + (programs - first) // max(parts - 1, 1) * (parts - 1)
-        mlp_layer_hopper_kernel[(programs,)](
+        mlp_forward_linear_hopper_kernel[(programs,)](
             x, weight, weight if bias is None else bias.contiguous(), other, weight if seed is None else seed, out,
             len(x), plane_rows, *threshold_and_scale(dropout), first, x.stride(0), other.stride(0),
             PARTS=parts, TRANSPOSED=transposed, BIAS=bias is not None, RELU=activation,
