@@ -88,13 +88,16 @@ def _dropped(low, high, rows, c, threshold, WORDS: gl.constexpr):
 
 
 @gluon.jit
-def activated(y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
-    """The same as `linear_kernels.activated` with ReLU."""
+def activated(
+    y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr
+):
+    """The same as `linear_kernels.activated`."""
     if BIAS:
         y += gl.load(bias + c).to(gl.float32)[None, :]
     if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
         y = gl.where(_dropped(low, high, rows, c, threshold, WORDS), 0.0, y)
-    y = gl.maximum(y, 0.0, propagate_nan=_NAN)
+    if RELU:
+        y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     return y * keep_scale if WORDS > 0 else y
 
 
@@ -164,12 +167,12 @@ def _walk(
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, True, WORDS).to(dtype)
         y = _start(h, w2.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         y = _end(y)
-        h = activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
+        h = activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, True, WORDS).to(dtype)
         y = _start(h, w3.permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
