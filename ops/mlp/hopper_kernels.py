@@ -39,6 +39,24 @@ CHANNELS = gl.constexpr(
         shape=[64, 128],
     )
 )
+DRAWN = gl.constexpr(  # a row's four words of random bits, each in one thread
+    gl.DistributedLinearLayout(
+        reg_bases=[[8, 0]],
+        lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 4],
+    )
+)
+BY_WORD = gl.constexpr(  # CHANNELS, with the columns of a word in the second and the last dimension
+    gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 2, 0], [8, 0, 0, 0], [0, 4, 0, 0], [0, 8, 0, 0]],
+        lane_bases=[[0, 1, 0, 0], [0, 2, 0, 0], [1, 0, 0, 0], [2, 0, 0, 0], [4, 0, 0, 0]],
+        warp_bases=[[16, 0, 0, 0], [32, 0, 0, 0]],
+        block_bases=[],
+        shape=[64, 16, 4, 2],
+    )
+)
 PRODUCT = gl.constexpr(gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16]))
 OPERAND = gl.constexpr(gl.DotOperandLayout(0, PRODUCT.value, 2))
 _NAN = gl.constexpr(PropagateNan.ALL)
@@ -70,7 +88,17 @@ def keep_weight(kept, weight, stride: gl.constexpr, ROWS: gl.constexpr, COLUMNS:
 
 
 @gluon.jit
-def load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
+def zero():
+    """Return 0, in a way that the compiler does not know.
+
+    Addresses of weights that depend on it are computed in each tile. Otherwise all 40 would be kept, which takes
+    more registers than there are.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def load_x(kept, x, stride: gl.constexpr, tile, rows_size):
     """Start to copy a tile of rows to shared memory."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
@@ -79,23 +107,31 @@ def load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
 
 
 @gluon.jit
-def _dropped(low, high, rows, c, threshold, WORDS: gl.constexpr):
-    """The same as `linear_kernels.dropped`. The 32 columns of a thread have one word."""
+def _dropped(low, high, tile, threshold, BLOCK: gl.constexpr, WORDS: gl.constexpr):
+    """The same as `linear_kernels.dropped` for a block of a tile. Four neighboring threads draw one each for all."""
+    rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, DRAWN))
     by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
-    by_column = _mix(_mix((c // 128 * 4 + c // 8 % 4).to(gl.uint32) ^ high) ^ low)
+    columns = BLOCK * 4 + gl.arange(0, 4, layout=gl.SliceLayout(0, DRAWN))
+    by_column = _mix(_mix(columns.to(gl.uint32) ^ high) ^ low)
     word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
-    return (word >> (c % 128 // 32 * 8 + c % 8)[None, :]) & 1 != 0
+    word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(3, BY_WORD)))
+    word = word[:, None, :, None].broadcast_to(64, 16, 4, 2).reshape([64, 128])
+    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    word = gl.convert_layout(word, CHANNELS, assert_trivial=True) >> (c // 8 % 4 * 2)[None, :]
+    return word & (1 << (c // 32 * 8 + c % 2))[None, :] != 0  # so the bit of a register is a constant
 
 
 @gluon.jit
 def activated(
-    y, bias, low, high, rows, c, threshold, keep_scale, BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr
-):
-    """The same as `linear_kernels.activated`."""
+    y, bias, low, high, tile, threshold, keep_scale,
+    BLOCK: gl.constexpr, BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr,
+):  # fmt: skip
+    """The same as `linear_kernels.activated` for 64 rows and a block of 128 columns."""
     if BIAS:
-        y += gl.load(bias + c).to(gl.float32)[None, :]
+        c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+        y += gl.load(bias + BLOCK * 128 + c).to(gl.float32)[None, :]
     if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
-        y = gl.where(_dropped(low, high, rows, c, threshold, WORDS), 0.0, y)
+        y = gl.where(_dropped(low, high, tile, threshold, BLOCK, WORDS), 0.0, y)
     if RELU:
         y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     return y * keep_scale if WORDS > 0 else y
@@ -117,7 +153,7 @@ def _end(y):
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    first, second, third, kept_x, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
     GROUP: gl.constexpr,
@@ -140,9 +176,9 @@ def _walk(
     first_at = first + (start.to(gl.int64) * 64) * first_stride
     x = gl.load(first_at + (v64 * first_stride + c64), mask=inside, other=0.0)
     if INPUTS > 1:
-        load_rows(kept_x.index(0), second, second_stride, start, rows_size)
+        load_x(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
-        load_rows(kept_x.index(1), third, third_stride, start, rows_size)
+        load_x(kept_x.index(1), third, third_stride, start, rows_size)
     async_copy.commit_group()
     for tile in range(start, tiles, step):
         inside = (tile * 64 + v < rows_size)[:, None]
@@ -153,27 +189,28 @@ def _walk(
         async_copy.wait_group(0)
         fence_async_shared()
         BARRIER()
-        y = _start(x, w1.index(0).permute([1, 0]), zeros)
+        base = zero()
+        y = _start(x, w.index(base).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
-            y = warpgroup_mma(kept_x.index(i - 1), w1.index(i).permute([1, 0]), y, is_async=True)
+            y = warpgroup_mma(kept_x.index(i - 1), w.index(base + i).permute([1, 0]), y, is_async=True)
         y = warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
-            load_rows(kept_x.index(0), second, second_stride, later, rows_size)
+            load_x(kept_x.index(0), second, second_stride, later, rows_size)
         if INPUTS > 2:
-            load_rows(kept_x.index(1), third, third_stride, later, rows_size)
+            load_x(kept_x.index(1), third, third_stride, later, rows_size)
         async_copy.commit_group()
         added = x
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = activated(y, bias1, low1, high1, tile * 64 + v, c, threshold, keep_scale, BIAS, True, WORDS).to(dtype)
-        y = _start(h, w2.permute([1, 0]), zeros)
+        h = activated(y, bias1, low1, high1, tile, threshold, keep_scale, 0, BIAS, True, WORDS).to(dtype)
+        y = _start(h, w.index(base + INPUTS).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
         y = _end(y)
-        h = activated(y, bias2, low2, high2, tile * 64 + v, c, threshold, keep_scale, BIAS, True, WORDS).to(dtype)
-        y = _start(h, w3.permute([1, 0]), zeros)
+        h = activated(y, bias2, low2, high2, tile, threshold, keep_scale, 0, BIAS, True, WORDS).to(dtype)
+        y = _start(h, w.index(base + INPUTS + 1).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
         if not SKIP:
@@ -206,25 +243,23 @@ def mlp_forward_hopper_kernel(
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [INPUTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [INPUTS + 2, 128, 128], square)
     slots: gl.constexpr = INPUTS - 1 if INPUTS > 1 else 1
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        keep_weight(w1.index(i), weight1 + i * 128, INPUTS * 128, True, i == 0)
-    keep_weight(w2, weight2, 128, True, True)
-    keep_weight(w3, weight3, 128, True, True)
+        keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, True, i == 0)
+    keep_weight(w.index(INPUTS), weight2, 128, True, True)
+    keep_weight(w.index(INPUTS + 1), weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk, (first, second, third, kept_x, w1, w2, w3, bias1, bias2, bias3, residual,
+            (_walk, (first, second, third, kept_x, w, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 0,
                      INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, w1, w2, w3, bias1, bias2, bias3, residual,
+            (_walk, (first, second, third, other_x, w, bias1, bias2, bias3, residual,
                      seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
                      first_stride, second_stride, third_stride, residual_stride, 1,
                      INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
@@ -265,7 +300,7 @@ def forward(
 
 @gluon.jit
 def _walk_back(
-    grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+    grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
     grad_stride: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     tiles = gl.cdiv(rows_size, 64)
@@ -285,16 +320,17 @@ def _walk_back(
     for tile in range(start, tiles, step):
         place = (tile.to(gl.int64) * 64) * 128
         inside = (tile * 64 + v < rows_size)[:, None]
-        y = _start(g, w3, zeros)
+        base = zero()
+        y = _start(g, w.index(base + PARTS + 1), zeros)
         h = gl.load(hidden2 + place + at, mask=inside, other=0.0)
         y = _end(y)
         y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w2, zeros)
+        z = _start(y, w.index(base + PARTS), zeros)
         gl.store(grad2 + place + at, y, mask=inside)
         h = gl.load(hidden1 + place + at, mask=inside, other=0.0)
         y = _end(z)
         y = gl.where(h > 0.0, y * keep_scale, 0.0).to(dtype)
-        z = _start(y, w1.index(0), zeros)
+        z = _start(y, w.index(base + 0), zeros)
         gl.store(grad1 + place + at, y, mask=inside)
         added = g  # takes 6 % less time than reading it again
         later = tile + step
@@ -306,11 +342,11 @@ def _walk_back(
         gl.store(out + place + at, z.to(dtype), mask=inside)
         BARRIER()  # the next product would take registers that z still has
         if PARTS > 1:
-            z = _end(_start(y, w1.index(1), zeros))
+            z = _end(_start(y, w.index(base + 1), zeros))
             gl.store(out + plane + place + at, z.to(dtype), mask=inside)
             BARRIER()
         if PARTS > 2:
-            z = _end(_start(y, w1.index(2), zeros))
+            z = _end(_start(y, w.index(base + 2), zeros))
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
 
 
@@ -324,20 +360,18 @@ def mlp_backward_hopper_kernel(
     """Compute the gradients of the first two layers' outputs before their activations, and of the PARTS inputs."""
     dtype: gl.constexpr = out.dtype.element_ty
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
-    w1 = gl.allocate_shared_memory(dtype, [PARTS, 128, 128], square)
-    w2 = gl.allocate_shared_memory(dtype, [128, 128], square)
-    w3 = gl.allocate_shared_memory(dtype, [128, 128], square)
+    w = gl.allocate_shared_memory(dtype, [PARTS + 2, 128, 128], square)
     for i in gl.static_range(PARTS):
-        keep_weight(w1.index(i), weight1 + i * 128, PARTS * 128, True, True)
-    keep_weight(w2, weight2, 128, True, True)
-    keep_weight(w3, weight3, 128, True, True)
+        keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True, True)
+    keep_weight(w.index(PARTS), weight2, 128, True, True)
+    keep_weight(w.index(PARTS + 1), weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
     gl.warp_specialize(
         [
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 0, PARTS, SKIP)),
-            (_walk_back, (grad, w1, w2, w3, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
                      grad_stride, 1, PARTS, SKIP)),
         ],
         [4],

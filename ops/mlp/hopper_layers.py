@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.tiling import SIZES
-from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, PRODUCT, activated, exchanged, keep_weight, load_rows
+from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, PRODUCT, activated, exchanged, keep_weight, load_x, zero
 
 
 @gluon.jit
@@ -29,10 +29,10 @@ def _walk(
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
     v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
-    load_rows(kept.index(0), x, x_stride, start, rows_size)
-    load_rows(kept.index(1), x + 128, x_stride, start, rows_size)
+    load_x(kept.index(0), x, x_stride, start, rows_size)
+    load_x(kept.index(1), x + 128, x_stride, start, rows_size)
     hopper.async_copy.commit_group()
-    load_rows(kept.index(2), x, x_stride, start + step, rows_size)
+    load_x(kept.index(2), x, x_stride, start + step, rows_size)
     hopper.async_copy.commit_group()
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     slot = start - start
@@ -41,9 +41,9 @@ def _walk(
         hopper.async_copy.wait_group(1)
         hopper.fence_async_shared()
         BARRIER()
-        y, later = zeros, zeros
+        y, later, base = zeros, zeros, zero()
         for k in gl.static_range(2):
-            half_rows, first, second = kept.index((slot + k) % 3), w.index(k), w.index(2 + k)
+            half_rows, first, second = kept.index((slot + k) % 3), w.index(base + k), w.index(base + k + 2)
             if not TRANSPOSED:
                 first, second = first.permute([1, 0]), second.permute([1, 0])
             y = hopper.warpgroup_mma(half_rows, first, y, use_acc=k > 0, is_async=True)
@@ -58,12 +58,12 @@ def _walk(
             else:
                 y = hopper.warpgroup_mma_wait(0, deps=[later])
                 BARRIER()  # all warps have multiplied
-                load_rows(kept.index(slot), x + 128, x_stride, tile + step, rows_size)
+                load_x(kept.index(slot), x + 128, x_stride, tile + step, rows_size)
                 hopper.async_copy.commit_group()
-                load_rows(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
+                load_x(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
                 hopper.async_copy.commit_group()
             y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-            y = activated(y, bias, low, high, rows, column + c, threshold, keep_scale, BIAS, RELU, WORDS)
+            y = activated(y, bias, low, high, tile, threshold, keep_scale, half, BIAS, RELU, WORDS)
             if MASKED:
                 y = gl.where(h > 0.0, y * keep_scale, 0.0)
             if RESIDUAL:

@@ -70,14 +70,14 @@ def dropped(seed, rows, c, threshold, WORDS: tl.constexpr):
     """Return whether dropout sets the unit of each place (rows, c) to 0, from a seed of two words.
 
     Rows and columns are hashed apart and then together. Philox would take longer than the rest of the layer. A word
-    serves 32 columns, those that a thread of `hopper_kernels` has.
+    serves 32 of 128 columns: those of a thread that holds a result of the matrix units.
     """
     low = tl.load(seed).to(tl.uint32)
     high = tl.load(seed + 1).to(tl.uint32)
     by_row = mix(mix(rows.to(tl.uint32) ^ low) ^ high)
-    by_column = mix(mix((c // 128 * 4 + c // 8 % 4).to(tl.uint32) ^ high) ^ low)
+    by_column = mix(mix((c // 128 * 4 + c // 2 % 4).to(tl.uint32) ^ high) ^ low)
     word = draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
-    return (word >> (c % 128 // 32 * 8 + c % 8)[None, :]) & 1 != 0
+    return (word >> (c % 128 // 8 * 2 + c % 2)[None, :]) & 1 != 0
 
 
 @triton.jit

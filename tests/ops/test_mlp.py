@@ -16,9 +16,15 @@ from torch import Tensor
 from diffnet.ops import mlp
 from diffnet.ops.common import matmul
 from diffnet.ops.common.matmul import operands
-from diffnet.ops.common.tiling import on_hopper
+from diffnet.ops.common.tiling import Tiling, on_hopper
 from diffnet.ops.mlp import kernels, linear_kernels
-from diffnet.ops.mlp.linear_kernels import inputs_backward, linear, linear_backward, threshold_and_scale
+from diffnet.ops.mlp.linear_kernels import (
+    inputs_backward,
+    linear,
+    linear_backward,
+    threshold_and_scale,
+    word_count,
+)
 from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytest.importorskip("triton")
@@ -329,6 +335,43 @@ def test_dropout(any_place: Place, backend: Any, p: float) -> None:
     torch.manual_seed(1)
     assert torch.equal(mlp([x], [weight, weight], dropout=p, backend=backend), out)
     assert not torch.equal(mlp([x], [weight, weight], dropout=p, backend=backend), out)
+
+
+def dropped_units(place: Place, seed: Sequence[int], p: float) -> Tensor:
+    """1 for each unit that dropout with a seed sets to 0, of 2048 rows and 256 columns"""
+    x, weight = torch.ones(2048, 16), torch.full((1, 256, 16), 2.0**-8)
+    x, weight = (t.to(place.device, torch.float16) for t in (x, weight))
+    words = torch.tensor(seed, device=place.device)
+    return (linear([x], weight, None, activation=True, dropout=p, seed=words) == 0).double()
+
+
+@pytest.mark.parametrize("p", [0.5, 0.2, 0.1, 1e-4, 65535 / 65536])
+def test_dropped_units_are_independent(any_place: Place, p: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frequencies and correlations are within 5 σ of those of independent units, or a few rare units differ."""
+    if any_place.device == "cpu":  # fewer programs for the interpreter
+        monkeypatch.setattr(linear_kernels, "small_tiling", lambda *_: Tiling(256, 16, 256, 4, 1, 1))
+    rounded = threshold_and_scale(p)[0] / 2**16
+    # The first seed, one bit of either of its words flipped, and both words exchanged.
+    seeds = [(1234567, 7654321), (1234566, 7654321), (1234567, 7654321 ^ 2**30), (7654321, 1234567)]
+    drawn = [dropped_units(any_place, seed, p) for seed in seeds]
+    assert torch.equal(drawn[0], dropped_units(any_place, seeds[0], p))
+    units = drawn[0]
+    for shares, n in ((units.mean()[None], units.numel()), (units.mean(0), 2048), (units.view(64, -1).mean(1), 2**13)):
+        assert (shares - rounded).abs().max() < max(5 * (rounded * (1 - rounded) / n) ** 0.5, 6 / n)
+    centered = [x - rounded for x in drawn]
+    x = centered[0]
+    pairs = [(x[i:], x[:-i]) for i in (1, 2, 64)]  # rows
+    # Neighbors, those in the next word, and those in the next bits, bytes and groups of words
+    pairs += [(x[:, i:], x[:, :-i]) for i in (1, 2, 4, 8, 16, 32, 64, 128)]
+    pairs += [(x, other) for other in centered[1:]]
+    for a, b in pairs:
+        together = (a * b).mean().abs() / (rounded * (1 - rounded))
+        assert together < max(5 / a.numel() ** 0.5, 2 / (a.numel() * rounded * (1 - rounded)))
+
+
+def test_words_of_a_probability() -> None:
+    found = {p: word_count(p) for p in (0.0, 1e-9, 2**-16, 0.2, 0.25, 0.5, 0.625, 0.75, 1 - 2**-16, 1 - 1e-9)}
+    assert list(found.values()) == [0, 0, 16, 16, 2, 1, 3, 2, 16, 16]
 
 
 @pytest.mark.parametrize("place", [PLACES[i] for i in (0, 3, 4, 5, 6)], indirect=True)
