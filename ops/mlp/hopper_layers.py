@@ -4,8 +4,6 @@ All products are of blocks of 128 channels, as in `hopper_kernels`. A group has 
 memory: both that it multiplies, and the next one.
 """
 
-from __future__ import annotations
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
@@ -28,7 +26,7 @@ def _walk(
     step = 2 * programs
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
-    v64, c64 = v.to(gl.int64)[:, None], c.to(gl.int64)[None, :]
+    c64 = c.to(gl.int64)[None, :]
     load_x(kept.index(0), x, x_stride, start, rows_size)
     load_x(kept.index(1), x + 128, x_stride, start, rows_size)
     hopper.async_copy.commit_group()
@@ -37,7 +35,7 @@ def _walk(
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     slot = start - start
     for tile in range(start, gl.cdiv(rows_size, 64), step):
-        rows, tile64 = tile * 64 + v, tile.to(gl.int64) * 64
+        rows, rows64 = tile * 64 + v, (gl.cast(tile, gl.int64) * 64 + v.to(gl.int64))[:, None]
         hopper.async_copy.wait_group(1)
         hopper.fence_async_shared()
         BARRIER()
@@ -49,10 +47,9 @@ def _walk(
             y = hopper.warpgroup_mma(half_rows, first, y, use_acc=k > 0, is_async=True)
             later = hopper.warpgroup_mma(half_rows, second, later, use_acc=k > 0, is_async=True)
         for half in gl.static_range(2):
-            column = half * 128
+            columns = half * 128 + c64
             if MASKED or RESIDUAL:
-                h_at = other + column + tile64 * other_stride + (v64 * other_stride + c64)
-                h = gl.load(h_at, mask=(rows < other_rows)[:, None], other=0.0)
+                h = gl.load(other + rows64 * other_stride + columns, mask=(rows < other_rows)[:, None], other=0.0)
             if half == 0:
                 y = hopper.warpgroup_mma_wait(1, deps=[y])
             else:
@@ -68,8 +65,8 @@ def _walk(
                 y = gl.where(h > 0.0, y * keep_scale, 0.0)
             if RESIDUAL:
                 y += h.to(gl.float32)
-            place = out + column + tile64 * 256 + (v64 * 256 + c64)
-            gl.store(place, y.to(out.dtype.element_ty), mask=(rows < rows_size)[:, None])
+            y = y.to(out.dtype.element_ty)
+            gl.store(out + rows64 * 256 + columns, y, mask=(rows < rows_size)[:, None])
         slot = (slot + 2) % 3
 
 
