@@ -153,17 +153,15 @@ def _end(y):
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+    kept_x, start, first, second, third, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
-    GROUP: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
     tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
-    start = gl.program_id(0) + GROUP * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
@@ -253,20 +251,15 @@ def mlp_forward_hopper_kernel(
     keep_weight(w.index(INPUTS + 1), weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
-    gl.warp_specialize(
-        [
-            (_walk, (first, second, third, kept_x, w, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
-                     first_stride, second_stride, third_stride, residual_stride, 0,
-                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, w, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, out, rows_size, threshold, keep_scale,
-                     first_stride, second_stride, third_stride, residual_stride, 1,
-                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-        ],
-        [4],
-        [240],
+    shared = (
+        first, second, third, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
+        rows_size, threshold, keep_scale,
     )  # fmt: skip
+    flags: gl.constexpr = (
+        first_stride, second_stride, third_stride, residual_stride, INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP
+    )  # fmt: skip
+    group1, group2 = (kept_x, gl.program_id(0)), (other_x, gl.program_id(0) + gl.num_programs(0))
+    gl.warp_specialize([(_walk, group1 + shared + flags), (_walk, group2 + shared + flags)], [4], [240])
 
 
 def forward(
@@ -300,12 +293,11 @@ def forward(
 
 @gluon.jit
 def _walk_back(
-    grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-    grad_stride: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
+    start, grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+    grad_stride: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
     tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
-    start = gl.program_id(0) + GROUP * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
@@ -367,16 +359,10 @@ def mlp_backward_hopper_kernel(
     keep_weight(w.index(PARTS + 1), weight3, 128, True, True)
     fence_async_shared()
     BARRIER()
-    gl.warp_specialize(
-        [
-            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-                     grad_stride, 0, PARTS, SKIP)),
-            (_walk_back, (grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-                     grad_stride, 1, PARTS, SKIP)),
-        ],
-        [4],
-        [240],
-    )  # fmt: skip
+    shared = grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale
+    flags: gl.constexpr = grad_stride, PARTS, SKIP
+    group1, group2 = (gl.program_id(0),), (gl.program_id(0) + gl.num_programs(0),)
+    gl.warp_specialize([(_walk_back, group1 + shared + flags), (_walk_back, group2 + shared + flags)], [4], [240])
 
 
 def backward(

@@ -15,7 +15,8 @@ from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, PRODUCT, activated
 
 @gluon.jit
 def _walk(
-    x, kept, w, bias, other, low, high, out, start, programs, rows_size, other_rows, threshold, keep_scale,
+    kept, start, programs, x, w, bias, other, low, high, out, rows_size, other_rows,
+    threshold, keep_scale,
     x_stride: gl.constexpr, other_stride: gl.constexpr, TRANSPOSED: gl.constexpr,
     BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr, MASKED: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
@@ -108,13 +109,7 @@ def mlp_forward_linear_hopper_kernel(
     low, high = gl.load(seed).to(gl.uint32), gl.load(seed + 1).to(gl.uint32)
     other = hidden if MASKED else residual
     other_stride: gl.constexpr = 256 if MASKED else residual_stride
-    gl.warp_specialize(
-        [
-            (_walk, (x, kept, w, bias, other, low, high, out, start, programs, rows_size, other_rows,
-                     threshold, keep_scale, x_stride, other_stride, TRANSPOSED, BIAS, RELU, WORDS, MASKED, RESIDUAL)),
-            (_walk, (x, next_kept, w, bias, other, low, high, out, start + programs, programs, rows_size, other_rows,
-                     threshold, keep_scale, x_stride, other_stride, TRANSPOSED, BIAS, RELU, WORDS, MASKED, RESIDUAL)),
-        ],
-        [4],
-        [240],
-    )  # fmt: skip
+    shared = programs, x, w, bias, other, low, high, out, rows_size, other_rows, threshold, keep_scale
+    flags: gl.constexpr = x_stride, other_stride, TRANSPOSED, BIAS, RELU, WORDS, MASKED, RESIDUAL
+    group1, group2 = (kept, start), (next_kept, start + programs)
+    gl.warp_specialize([(_walk, group1 + shared + flags), (_walk, group2 + shared + flags)], [4], [240])
