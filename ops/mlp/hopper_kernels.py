@@ -14,12 +14,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
@@ -99,11 +94,12 @@ def zero():
 
 @gluon.jit
 def load_x(kept, x, stride: gl.constexpr, tile, rows_size):
-    """Start to copy a tile of rows to shared memory."""
+    """Start to copy a tile of rows to shared memory. It is a group of copies by itself."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
     at = x + (tile.to(gl.int64) * 64) * stride + (v.to(gl.int64)[:, None] * stride + c.to(gl.int64)[None, :])
-    async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
+    hopper.async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
+    hopper.async_copy.commit_group()
 
 
 @gluon.jit
@@ -141,13 +137,13 @@ def activated(
 def _start(x, w, zeros):
     """Start x W."""
     operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
-    return warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
+    return hopper.warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _end(y):
     """Wait for a product x W. A thread has the same channels of the result as of x."""
-    y = warpgroup_mma_wait(0, deps=[y])
+    y = hopper.warpgroup_mma_wait(0, deps=[y])
     return gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
 
 
@@ -177,27 +173,25 @@ def _walk(
         load_x(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
         load_x(kept_x.index(1), third, third_stride, start, rows_size)
-    async_copy.commit_group()
     for tile in range(start, tiles, step):
         inside = (tile * 64 + v < rows_size)[:, None]
         place = (tile.to(gl.int64) * 64) * 128
         later = tile + step
         later_at = first + (later.to(gl.int64) * 64) * first_stride
         inside_later = (later * 64 + v < rows_size)[:, None]
-        async_copy.wait_group(0)
-        fence_async_shared()
+        hopper.async_copy.wait_group(0)
+        hopper.fence_async_shared()
         BARRIER()
         base = zero()
         y = _start(x, w.index(base).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
-            y = warpgroup_mma(kept_x.index(i - 1), w.index(base + i).permute([1, 0]), y, is_async=True)
-        y = warpgroup_mma_wait(0, deps=[y])
+            y = hopper.warpgroup_mma(kept_x.index(i - 1), w.index(base + i).permute([1, 0]), y, is_async=True)
+        y = hopper.warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
             load_x(kept_x.index(0), second, second_stride, later, rows_size)
         if INPUTS > 2:
             load_x(kept_x.index(1), third, third_stride, later, rows_size)
-        async_copy.commit_group()
         added = x
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
@@ -217,8 +211,7 @@ def _walk(
             from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
             added = gl.load(from_residual + v64 * residual_stride + c64, mask=inside, other=0.0)
         y = _end(y)
-        if BIAS:
-            y += gl.load(bias3 + c).to(gl.float32)[None, :]
+        y = activated(y, bias3, low2, high2, tile, threshold, keep_scale, 0, BIAS, False, 0)
         if RESIDUAL:
             y += added.to(gl.float32)
         gl.store(out + place + at, y.to(dtype), mask=inside)
@@ -249,7 +242,7 @@ def mlp_forward_hopper_kernel(
         keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, True, i == 0)
     keep_weight(w.index(INPUTS), weight2, 128, True, True)
     keep_weight(w.index(INPUTS + 1), weight3, 128, True, True)
-    fence_async_shared()
+    hopper.fence_async_shared()
     BARRIER()
     shared = (
         first, second, third, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, out,
@@ -357,7 +350,7 @@ def mlp_backward_hopper_kernel(
         keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True, True)
     keep_weight(w.index(PARTS), weight2, 128, True, True)
     keep_weight(w.index(PARTS + 1), weight3, 128, True, True)
-    fence_async_shared()
+    hopper.fence_async_shared()
     BARRIER()
     shared = grad, w, hidden1, hidden2, grad1, grad2, out, rows_size, plane_rows, keep_scale
     flags: gl.constexpr = grad_stride, PARTS, SKIP

@@ -15,33 +15,29 @@ from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, PRODUCT, activated
 
 @gluon.jit
 def _walk(
-    kept, start, programs, x, w, bias, other, low, high, out, rows_size, other_rows,
+    kept, start, step, x, w, bias, other, low, high, out, rows_size, other_rows,
     threshold, keep_scale,
     x_stride: gl.constexpr, other_stride: gl.constexpr, TRANSPOSED: gl.constexpr,
     BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr, MASKED: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute every 2·programs-th tile of 64 rows. The first half of its columns is written during the second product.
+    """Compute every step-th tile of 64 rows. The first half of its columns is written during the second product.
 
     Rows from `other_rows` on have no residual.
     """
-    step = 2 * programs
-    c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+    c64 = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS)).to(gl.int64)[None, :]
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
-    c64 = c.to(gl.int64)[None, :]
     load_x(kept.index(0), x, x_stride, start, rows_size)
     load_x(kept.index(1), x + 128, x_stride, start, rows_size)
-    hopper.async_copy.commit_group()
     load_x(kept.index(2), x, x_stride, start + step, rows_size)
-    hopper.async_copy.commit_group()
     zeros = gl.zeros([64, 128], gl.float32, layout=PRODUCT)
     slot = start - start
     for tile in range(start, gl.cdiv(rows_size, 64), step):
         rows, rows64 = tile * 64 + v, (gl.cast(tile, gl.int64) * 64 + v.to(gl.int64))[:, None]
-        hopper.async_copy.wait_group(1)
-        hopper.fence_async_shared()
-        BARRIER()
         y, later, base = zeros, zeros, zero()
         for k in gl.static_range(2):
+            hopper.async_copy.wait_group(2 - k)
+            hopper.fence_async_shared()
+            BARRIER()
             half_rows, first, second = kept.index((slot + k) % 3), w.index(base + k), w.index(base + k + 2)
             if not TRANSPOSED:
                 first, second = first.permute([1, 0]), second.permute([1, 0])
@@ -57,17 +53,14 @@ def _walk(
                 y = hopper.warpgroup_mma_wait(0, deps=[later])
                 BARRIER()  # all warps have multiplied
                 load_x(kept.index(slot), x + 128, x_stride, tile + step, rows_size)
-                hopper.async_copy.commit_group()
-                load_x(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
-                hopper.async_copy.commit_group()
-            y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+                    load_x(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
+                y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
             y = activated(y, bias, low, high, tile, threshold, keep_scale, half, BIAS, RELU, WORDS)
             if MASKED:
                 y = gl.where(h > 0.0, y * keep_scale, 0.0)
             if RESIDUAL:
                 y += h.to(gl.float32)
-            y = y.to(out.dtype.element_ty)
-            gl.store(out + rows64 * 256 + columns, y, mask=(rows < rows_size)[:, None])
+            gl.store(out + rows64 * 256 + columns, y.to(out.dtype.element_ty), mask=(rows < rows_size)[:, None])
         slot = (slot + 2) % 3
 
 
@@ -87,9 +80,8 @@ def mlp_forward_linear_hopper_kernel(
     """
     parts: gl.constexpr = out_size // part_size
     later_parts: gl.constexpr = parts - 1 if parts > 1 else 1
-    shares: gl.constexpr = 5 if RESIDUAL else 3
     start, part, other_rows = gl.program_id(0), 0, rows_size
-    programs = gl.num_programs(0) * shares // (shares + 3 * (parts - 1))
+    programs = gl.num_programs(0) * 5 // (3 * parts + 2) if RESIDUAL else gl.num_programs(0) // parts
     if start >= programs:
         start -= programs
         part = 1 + start % later_parts
@@ -109,7 +101,7 @@ def mlp_forward_linear_hopper_kernel(
     low, high = gl.load(seed).to(gl.uint32), gl.load(seed + 1).to(gl.uint32)
     other = hidden if MASKED else residual
     other_stride: gl.constexpr = 256 if MASKED else residual_stride
-    shared = programs, x, w, bias, other, low, high, out, rows_size, other_rows, threshold, keep_scale
+    shared = 2 * programs, x, w, bias, other, low, high, out, rows_size, other_rows, threshold, keep_scale
     flags: gl.constexpr = x_stride, other_stride, TRANSPOSED, BIAS, RELU, WORDS, MASKED, RESIDUAL
     group1, group2 = (kept, start), (next_kept, start + programs)
     gl.warp_specialize([(_walk, group1 + shared + flags), (_walk, group2 + shared + flags)], [4], [240])
