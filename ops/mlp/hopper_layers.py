@@ -53,8 +53,8 @@ def _walk(
                 y = hopper.warpgroup_mma_wait(0, deps=[later])
                 BARRIER()  # all warps have multiplied
                 load_x(kept.index(slot), x + 128, x_stride, tile + step, rows_size)
-                    load_x(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
-                y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
+                load_x(kept.index((slot + 1) % 3), x, x_stride, tile + 2 * step, rows_size)
+            y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
             y = activated(y, bias, low, high, tile, threshold, keep_scale, half, BIAS, RELU, WORDS)
             if MASKED:
                 y = gl.where(h > 0.0, y * keep_scale, 0.0)
