@@ -274,9 +274,9 @@ def _mlp(dtype: torch.dtype, c: int) -> None:
         weights = operands(matrices, dtype, dot_precision(x))
         for dropout, biases, added, keep in product((0.0, 0.5), ([_empty(c)] * 3, []), (x, None), BOTH):
             seeds = _empty(2, 2).long() if dropout else None
-            mlp.forward([x] * parts, weights, biases, added, dropout, seeds, keep)
+            _, *kept = mlp.forward([x] * parts, weights, biases, added, dropout, seeds, keep)
         for skip, need_inputs in product(BOTH, BOTH):
-            mlp.backward(x, [x] * parts, weights, [x, x], skip, 0.5, need_inputs)
+            mlp.backward(x, [x] * parts, weights, kept, skip, 0.5, need_inputs)
         weight_gradients([x] * parts, [x, x], [x, x, x], projection=Projection(x, x, ptr))
 
 

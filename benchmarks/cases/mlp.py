@@ -45,18 +45,20 @@ def mlp_cases(options: Options) -> Iterator[Case]:
             )
 
 
-def moved_columns(step: str, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> int:
+def moved_columns(step: str, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> float:
     """The matrices (V, C) that our kernels read and write in a pass.
 
     One kernel for all layers also writes both hidden layers. With a kernel for each layer, the next one reads them.
     The backward reads the hidden layers and writes the gradients before the activations, and the kernel of the weights
-    reads all of these and the inputs.
+    reads all of these and the inputs. On Hopper, the forward also writes signs of the hidden layers, a bit for 16, and
+    the backward reads these instead.
     """
-    from diffnet.ops.mlp.kernels import backward_tiling, forward_tiling
+    from diffnet.ops.mlp.kernels import backward_tiling, fits_hopper, forward_tiling
 
+    signs = 2 / 16 if fits_hopper(inputs, weights) else 0
     if step == "forward":
-        return 6 if forward_tiling(inputs, weights, True) else 4 + 2 + 3
-    return (8 if backward_tiling(inputs, weights) else 3 + 3 + 5) + 8
+        return 6 + signs if forward_tiling(inputs, weights, True) else 4 + 2 + 3
+    return ((6 + signs if signs else 8) if backward_tiling(inputs, weights) else 3 + 3 + 5) + 8
 
 
 def _block_mlp(

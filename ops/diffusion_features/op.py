@@ -19,7 +19,7 @@ from diffnet.ops.common.precision import allows_tf32, compute_dtype, in_dtype, w
 from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import cpu
 from diffnet.ops.gradient_features.op import check_matrices, gradient_features, values_and_gradient_features
-from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, mlp_forward, mlp_with
+from diffnet.ops.mlp.op import NOTHING, Shared, check_mlp, drawn_seeds, kept_layers, mlp_forward, mlp_with
 from diffnet.ops.sparse.op import spmm
 from diffnet.ops.spectral.op import decay, from_spectral, to_spectral
 
@@ -184,7 +184,8 @@ class _Block(torch.autograd.Function):
         ctx.layers, ctx.dropout, ctx.swapped = len(weights), dropout, swapped
         ctx.dtypes = [parameter.dtype for parameter in parameters]
         if keep:
-            hidden, matrices = layers[: len(weights) - 1], layers[len(weights) - 1 :] or operands or weights
+            kept = kept_layers([x, diffused, features], weights)
+            hidden, matrices = layers[:kept], layers[kept:] or operands or weights
             matrices = [matrix.contiguous() for matrix in matrices]
             bias = biases[-2] if hidden else None
             computed: list[Tensor | None] = [diffused, *hidden]  # None if the backward computes it again
@@ -209,8 +210,8 @@ class _Block(torch.autograd.Function):
 
         saved, layers = ctx.saved_tensors, ctx.layers
         (x, features), matrices = saved[:2], saved[2 : 2 + layers]
-        diffused, *hidden = saved[2 + layers : 2 + 2 * layers]
-        bias, seeds, *rest = saved[2 + 2 * layers :]
+        diffused, *hidden = saved[2 + layers : -13]
+        bias, seeds, *rest = saved[-13:]
         (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), (spectrum, d, table) = rest[:8], rest[8:]
         if diffused is None:
             diffused = evaluate(d, evecs, None, ptr)
@@ -224,7 +225,7 @@ class _Block(torch.autograd.Function):
         # One launch computes Φᵀ dx_d and the gradients of the weights. A later one sums their spans and others.
         projection = Projection(evecs, diffused_grad, ptr)
         weight_grads, bias_grads, unsummed, projected = weight_gradients(
-            inputs, hidden, layer_grads, leave_sum=True, projection=projection
+            inputs, hidden[: layers - 1], layer_grads, leave_sum=True, projection=projection
         )
         # The rest doesn't read the MLP's tensors. Unless the graph is kept, this memory serves the other gradients.
         del saved, x, diffused, features, inputs, matrices, hidden, layer_grads

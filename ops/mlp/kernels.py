@@ -81,7 +81,7 @@ def _fits(inputs: Sequence[Tensor], weights: Sequence[Tensor], widest: tuple[int
     return interpreted(x) or (has_large_shared_memory(x) and (x.dtype != torch.float32 or parts > 1))
 
 
-def _fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
+def fits_hopper(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
     """Whether the kernels for Hopper compute this. They are faster from some thousand rows on, else 2 µs slower."""
     x = inputs[0]
     return on_hopper(x) and x.dtype.itemsize == 2 and x.shape[1] == 128 and _fits(inputs, weights, (128, 0, 0))
@@ -164,10 +164,10 @@ def forward(
     """residual + Wₙ a(… a(W₁ [x₁ … xₘ] + b₁) …) + bₙ with a = dropout ∘ ReLU, and the hidden layers if `keep`
 
     inputs: one to three (V, C); weights: (H₁, m·C), (H₂, H₁), …, as `matmul.operands` returns them; biases: (H₁,), … or
-    none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), …
+    none; residual (V, Hₙ); seeds (n − 1, 2) int64 with dropout → (V, Hₙ), then (V, H₁), … and on Hopper the signs
     """
     check_rows("mlp", inputs[0].shape[0])
-    if _fits_hopper(inputs, weights):
+    if fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
         return hopper_kernels.forward(inputs, weights, biases, residual, dropout, seeds, keep)
@@ -261,7 +261,7 @@ def backward(
 
     grad (V, Hₙ), the others as in `forward`; skip: the first input is the residual
     """
-    if need_inputs and _fits_hopper(inputs, weights):
+    if need_inputs and fits_hopper(inputs, weights):
         from diffnet.ops.mlp import hopper_kernels
 
         return hopper_kernels.backward(grad, len(inputs), weights, hidden, skip, dropout)
@@ -269,7 +269,7 @@ def backward(
     t = backward_tiling(inputs, weights) if need_inputs else None
     if t is None:
         grads = [grad]
-        for weight, layer in zip(weights[:0:-1], hidden[::-1], strict=True):
+        for weight, layer in zip(weights[:0:-1], hidden[len(weights) - 2 :: -1], strict=True):
             grads.insert(0, linear_backward(grads[0], weight, hidden=layer, dropout=dropout))
         if not need_inputs:
             return grad.new_empty(parts, 0, c), grads
@@ -281,7 +281,7 @@ def backward(
         w1, w2, w3 = weights
         programs = min(processors(grad) * t.programs, cdiv(rows, t.v))
         mlp_backward_kernel[(programs,)](
-            grad, w1, w2, w3, *(h.contiguous() for h in hidden), first, second, input_grads,
+            grad, w1, w2, w3, *(h.contiguous() for h in hidden[:2]), first, second, input_grads,
             rows, plane_rows, threshold_and_scale(dropout)[1], c, grad.stride(0),
             PARTS=parts, SKIP=skip, PRECISION=precision, BLOCK_V=t.v, BLOCK_C=t.c,
             num_warps=t.warps, num_stages=t.stages,

@@ -158,7 +158,7 @@ def mlp_forward(
     seeds: Tensor | None,
     keep: bool,
 ) -> list[Tensor]:
-    """The output and, if `keep`, the hidden layers, in the inputs' dtype, and the converted weights, see `_converts`.
+    """The output and, if `keep`, what `kept_layers` counts, and the converted weights, see `_converts`.
 
     matrices: the converted weights, or empty to convert them. If they are given, they are not returned.
     skip: the first input is the residual
@@ -177,6 +177,13 @@ def mlp_forward(
     return outs
 
 
+def kept_layers(inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> int:
+    """How many tensors the forward keeps: each hidden layer, and the signs of the kernels for Hopper."""
+    from diffnet.ops.mlp.kernels import fits_hopper
+
+    return len(weights) - 1 + fits_hopper(inputs, weights)
+
+
 def _converts(x: Tensor, weights: Sequence[Tensor]) -> bool:
     """Whether the kernels multiply with weights in another form. The backward gets these, and converts nothing."""
     return part_count(dot_precision(x)) > 1 or any(weight.dtype != x.dtype for weight in weights)
@@ -190,7 +197,8 @@ def _fake(
     if not keep:
         return outs[-1:]
     converted = [empty_operand(x, w.shape, x.dtype, dot_precision(x)) for w in weights]
-    return [outs[-1], *outs[:-1], *(converted if not matrices and _converts(x, weights) else [])]
+    signs = [x.new_empty(x.shape[0], 8, dtype=torch.int32)] * (kept_layers(inputs, weights) - len(weights) + 1)
+    return [outs[-1], *outs[:-1], *signs, *(converted if not matrices and _converts(x, weights) else [])]
 
 
 def _gradients(
@@ -210,7 +218,7 @@ def _gradients(
     from diffnet.ops.mlp.weight_gradient_kernels import weight_gradients
 
     input_grads, grads = backward(grad, inputs, weights, hidden, skip, dropout, need_inputs)
-    weight_grads, bias_grads, *_ = weight_gradients(inputs, hidden, grads)
+    weight_grads, bias_grads, *_ = weight_gradients(inputs, hidden[: len(weights) - 1], grads)
     return [input_grads, *weight_grads, *bias_grads]
 
 
@@ -227,10 +235,10 @@ _gradients_operator = opaque("diffnet::mlp_backward", _gradients, _gradients_fak
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
     parts, weights, shared, biases, residual, ctx.skip, ctx.dropout, _, _ = inputs
-    layers = len(weights)
-    hidden, matrices = output[1:layers], output[layers:] or shared or [w.contiguous() for w in weights]
+    kept = kept_layers(parts, weights) + 1
+    hidden, matrices = output[1:kept], output[kept:] or shared or [w.contiguous() for w in weights]
     ctx.save_for_backward(*parts, *matrices, *hidden)
-    ctx.counts = len(parts), layers, len(shared)
+    ctx.counts = len(parts), len(weights), len(shared)
     ctx.weight_dtypes = [weight.dtype for weight in weights]
     ctx.need_inputs = any(x.requires_grad for x in parts)
     ctx.bias_dtypes = [bias.dtype for bias in biases]

@@ -17,6 +17,9 @@ from diffnet.ops import mlp
 from diffnet.ops.common import matmul
 from diffnet.ops.common.matmul import operands
 from diffnet.ops.common.tiling import Tiling, on_hopper
+from diffnet.ops.definition import BlockArguments
+from diffnet.ops.diffusion_features import op as block
+from diffnet.ops.diffusion_features.op import diffusion_block
 from diffnet.ops.mlp import kernels, linear_kernels
 from diffnet.ops.mlp.linear_kernels import (
     inputs_backward,
@@ -155,26 +158,27 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     biases = [torch.randn(128, device="cuda") for _ in range(3)]
     seeds = torch.randint(2**31, (2, 2), device="cuda")
     apart, unaligned, few = [x[:, :128] for x in wide], [x[:, 1:129] for x in wide], [x[:5, :128] for x in wide]
-    cases: list[tuple[list[Tensor], Tensor | None, Tensor | None, bool]] = [
-        (apart, apart[0], seeds, True),
-        (apart, unaligned[0], seeds, False),
-        (unaligned, unaligned[-1], None, False),
-        ([x.contiguous() for x in few], None, None, False),
+    cases: list[tuple[list[Tensor], Tensor | None, float, bool]] = [
+        (apart, apart[0], 0.3, True),
+        (apart, unaligned[0], 0.5, False),
+        (unaligned, unaligned[-1], 0.0, False),
+        ([x.contiguous() for x in few], None, 0.0, False),
     ]
-    for inputs, residual, seed, skip in cases:
-        p = 0.3 if seed is not None else 0.0
+    for inputs, residual, p, skip in cases:
+        seed = seeds if p else None
         outs = kernels.forward(inputs, weights, biases, residual, p, seed, True)
         if seed is None:
             expected = layers_in_float32(inputs, weights, biases, residual)
         else:
             with monkeypatch.context() as patch:
                 # A private name, since nothing else takes the kernels for other GPUs on this one.
-                patch.setattr(kernels, "_fits_hopper", lambda *_: False)
+                patch.setattr(kernels, "fits_hopper", lambda *_: False)
                 expected = kernels.forward(inputs, weights, biases, residual, p, seed, True)
+        *outs, signs = outs
         assert all(relative(out, other) <= 5e-3 for out, other in zip(outs, expected, strict=True))
         for out, other in zip(outs[1:], expected[1:], strict=True):
             assert ((out == 0) != (other == 0)).double().mean() <= 2e-3
-        found, layers = kernels.backward(inputs[0], inputs, weights, outs[1:], skip, p, True)
+        found, layers = kernels.backward(inputs[0], inputs, weights, [*outs[1:], signs], skip, p, True)
         scale = threshold_and_scale(p)[1]
         same = gradients_in_float32(inputs[0], parts, weights, outs[1:], skip, scale)
         assert all(relative(grad, other) <= 5e-3 for grad, other in zip([*found, *layers], same, strict=True))
@@ -190,8 +194,12 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-def test_layers_for_hopper(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "column"),
+    [(torch.bfloat16, 0), (torch.bfloat16, 1), (torch.float16, 344)],
+    ids=["bf16", "bf16-unaligned", "fp16"],
+)
+def test_layers_for_hopper(dtype: torch.dtype, column: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compute what the kernel for other GPUs computes, drop the same units, and read rows of any alignment."""
     wide = torch.randn(30_003, 600, device="cuda").to(dtype)
     if not on_hopper(wide):
@@ -202,20 +210,18 @@ def test_layers_for_hopper(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
 
     def layers(x: Tensor, other: Tensor) -> list[Tensor]:
         """Layers forward, then the gradients of a layer's input and of a layer on several inputs."""
-        outs = [
-            linear([x], square, bias, activation=True, dropout=0.5, seed=seed),
-            linear([x], square, None, activation=True, dropout=0.3, seed=seed, residual=other),
-            linear([x], square, bias, activation=True),
+        return [
+            linear([x], square, bias, activation=True, dropout=0.3, seed=seed),
+            linear([x], square, None, activation=True),
             linear([x], square, bias, residual=other),
-            linear([x], square, None),
             linear_backward(x, square, hidden=other.relu(), dropout=0.3),
+            *inputs_backward(x, square, 1, other),
+            *inputs_backward(x, weight[:, :512].contiguous(), 2, None),
+            *inputs_backward(x, weight, 3, other),
         ]
-        for parts, residual in product((1, 2, 3), (None, other)):
-            outs += inputs_backward(x, weight[:, : parts * 256].contiguous(), parts, residual)
-        return outs
 
-    for rows, at in product((30_003, 1003, 65, 5, 0), (0, 1, 344)):
-        x, other = wide[:rows, at : at + 256], wide[:rows, 344 - at : 600 - at]
+    for rows in (30_003, 1003, 65, 5, 0):
+        x, other = wide[:rows, column : column + 256], wide[:rows, 344 - column : 600 - column]
         results = []
         for hopper in (True, False):
             # A private name, since nothing else takes the kernel for other GPUs on this one, or this one for few rows.
@@ -224,15 +230,47 @@ def test_layers_for_hopper(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
         for out, same in zip(*results, strict=True):
             assert relative(out, same) <= 1e-3
             assert ((out == 0) != (same == 0)).sum() <= 1e-3 * out.numel()
-    monkeypatch.undo()
-    x, matrix = wide[:, :256], square.float()
-    exact = (x.float() @ matrix.mT + bias).relu()
-    assert relative(linear([x], square, bias, activation=True), exact) <= 5e-3
-    back = linear_backward(x, square, hidden=exact.to(dtype))
-    assert relative(back, (x.float() @ matrix) * (exact > 0)) <= 5e-3
-    assert relative(inputs_backward(x, weight, 3, None)[2], x.float() @ weight[:, 512:].float()) <= 5e-3
+    monkeypatch.setattr(linear_kernels, "_fits_hopper", lambda *_: True)
+    x, other, matrix = wide[:, column : column + 256], wide[:, 344 - column : 600 - column], square.float()
+    _, plain, added, back, first, _, second, _, _, third = layers(x, other)
+    assert relative(plain, (x.float() @ matrix.mT).relu()) <= 5e-3
+    assert relative(added, x.float() @ matrix.mT + bias + other) <= 5e-3
+    scale = threshold_and_scale(0.3)[1]
+    assert relative(back, scale * (x.float() @ matrix) * (other > 0)) <= 5e-3
+    assert relative(first, x.float() @ matrix + other) <= 5e-3
+    assert relative(second, x.float() @ weight[:, 256:512].float()) <= 5e-3
+    assert relative(third, x.float() @ weight[:, 512:].float()) <= 5e-3
     nan = torch.full_like(x, float("nan"))
-    assert linear([nan], square, bias, activation=True).isnan().all()
+    assert linear([nan], square, None, activation=True).isnan().all()
+
+
+@pytest.mark.gpu
+def test_gradients_of_a_block_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one node and as several operators, a block has the gradients that the kernels for other GPUs give."""
+    v, c, k = 1003, 128, 20
+    x, evecs, diffused_grad = (normal(v, n).to("cuda", torch.bfloat16) for n in (c, k, c))
+    if not on_hopper(x):
+        pytest.skip("these kernels run on Hopper")
+    weights = [normal(c, n, scale=n**-0.5).to(x) for n in (3 * c, c, c)]
+    biases = [normal(c).to(x) for _ in range(3)]
+    shapes = (1, k), (c,), (c, c), (c, c)
+    evals, time, a_re, a_im = (normal(*shape, scale=1 / shape[-1]).abs().float().cuda() for shape in shapes)
+    leaves = [t.requires_grad_() for t in (x, time, a_re, a_im, *weights, *biases)]
+    gradient = normal(2, v, k, scale=0.1).to(evecs)
+    ptr = pointer((v,)).cuda()
+    arguments = BlockArguments(evals.new_full((v,), 1 / v), evals, evecs, gradient, time, a_re, a_im, ptr)
+
+    def run() -> list[Tensor]:
+        torch.manual_seed(1)
+        out = diffusion_block(x, arguments, weights, biases, 0.5, "triton")
+        return [out, *torch.autograd.grad(out, leaves, diffused_grad)]
+
+    found = [run()]
+    for owner, name in ((block, "_is_one_node"), (kernels, "fits_hopper")):
+        monkeypatch.setattr(owner, name, lambda *_: False)
+        found.append(run())
+    for other in found[1:]:
+        assert all(relative(a, b) <= 2e-2 for a, b in zip(found[0], other, strict=True))
 
 
 @pytest.mark.gpu
