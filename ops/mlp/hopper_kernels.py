@@ -190,7 +190,6 @@ def _walk(
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
-    tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
@@ -209,7 +208,7 @@ def _walk(
         load_x(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
         load_x(kept_x.index(1), third, third_stride, start, rows_size)
-    for tile in range(start, tiles, step):
+    for tile in range(start, gl.cdiv(rows_size, 64), step):
         inside = (tile * 64 + v < rows_size)[:, None]
         place = (tile.to(gl.int64) * 64) * 128
         signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
@@ -284,15 +283,13 @@ def mlp_forward_hopper_kernel(
     keep_weight(w.index(INPUTS + 1), weight3, 128, True, True)
     hopper.fence_async_shared()
     BARRIER()
-    shared = (
-        first, second, third, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, signs, out,
-        rows_size, threshold, keep_scale,
-    )  # fmt: skip
-    flags: gl.constexpr = (
-        first_stride, second_stride, third_stride, residual_stride, INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP
-    )  # fmt: skip
     group1, group2 = (kept_x, gl.program_id(0)), (other_x, gl.program_id(0) + gl.num_programs(0))
-    gl.warp_specialize([(_walk, group1 + shared + flags), (_walk, group2 + shared + flags)], [4], [240])
+    read = first, second, third, w, bias1, bias2, bias3, residual, seeds
+    written = hidden1, hidden2, signs, out, rows_size, threshold, keep_scale
+    both = read + written
+    strides: gl.constexpr = first_stride, second_stride, third_stride, residual_stride
+    flags: gl.constexpr = INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP
+    gl.warp_specialize([(_walk, group1 + both + strides + flags), (_walk, group2 + both + strides + flags)], [4], [240])
 
 
 def forward(
@@ -330,7 +327,6 @@ def _walk_back(
     start, grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
     grad_stride: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
-    tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
@@ -345,7 +341,7 @@ def _walk_back(
     grad_at = v64 * grad_stride + c64
     inside = (start * 64 + v < rows_size)[:, None]
     g = gl.load(grad + (start.to(gl.int64) * 64) * grad_stride + grad_at, mask=inside, other=0.0)
-    for tile in range(start, tiles, step):
+    for tile in range(start, gl.cdiv(rows_size, 64), step):
         place = (tile.to(gl.int64) * 64) * 128
         signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
         with_signs = (tile * 64 + words_v < rows_size)[:, None]
@@ -397,10 +393,10 @@ def mlp_backward_hopper_kernel(
     keep_weight(w.index(PARTS + 1), weight3, 128, True, True)
     hopper.fence_async_shared()
     BARRIER()
-    shared = grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale
+    both = grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale
     flags: gl.constexpr = grad_stride, PARTS, SKIP
     group1, group2 = (gl.program_id(0),), (gl.program_id(0) + gl.num_programs(0),)
-    gl.warp_specialize([(_walk_back, group1 + shared + flags), (_walk_back, group2 + shared + flags)], [4], [240])
+    gl.warp_specialize([(_walk_back, group1 + both + flags), (_walk_back, group2 + both + flags)], [4], [240])
 
 
 def backward(

@@ -1,6 +1,6 @@
-"""A layer of 256 channels for Hopper: weights stay in shared memory, and two groups of warps take turns.
+"""A layer of 256 channels for Hopper: weights stay in both memory, and two groups of warps take turns.
 
-All products are of blocks of 128 channels, as in `hopper_kernels`. A group has three half tiles of rows in shared
+All products are of blocks of 128 channels, as in `hopper_kernels`. A group has three half tiles of rows in both
 memory: both that it multiplies, and the next one.
 """
 
@@ -15,15 +15,11 @@ from diffnet.ops.mlp.hopper_kernels import BARRIER, CHANNELS, PRODUCT, activated
 
 @gluon.jit
 def _walk(
-    kept, start, step, x, w, bias, other, low, high, out, rows_size, other_rows,
-    threshold, keep_scale,
+    kept, start, step, x, w, bias, other, low, high, out, rows_size, rows_of_other, threshold, keep_scale,
     x_stride: gl.constexpr, other_stride: gl.constexpr, TRANSPOSED: gl.constexpr,
     BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr, MASKED: gl.constexpr, RESIDUAL: gl.constexpr,
 ):  # fmt: skip
-    """Compute every step-th tile of 64 rows. The first half of its columns is written during the second product.
-
-    Rows from `other_rows` on have no residual.
-    """
+    """Compute every step-th tile of 64 rows. The first half of its columns is written during the second product."""
     c64 = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS)).to(gl.int64)[None, :]
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
     load_x(kept.index(0), x, x_stride, start, rows_size)
@@ -36,7 +32,7 @@ def _walk(
         y, later, base = zeros, zeros, zero()
         for k in gl.static_range(2):
             hopper.async_copy.wait_group(2 - k)
-            hopper.fence_async_shared()
+            hopper.fence_async_both()
             BARRIER()
             half_rows, first, second = kept.index((slot + k) % 3), w.index(base + k), w.index(base + k + 2)
             if not TRANSPOSED:
@@ -46,7 +42,7 @@ def _walk(
         for half in gl.static_range(2):
             columns = half * 128 + c64
             if MASKED or RESIDUAL:
-                h = gl.load(other + rows64 * other_stride + columns, mask=(rows < other_rows)[:, None], other=0.0)
+                h = gl.load(other + rows64 * other_stride + columns, mask=(rows < rows_of_other)[:, None], other=0.0)
             if half == 0:
                 y = hopper.warpgroup_mma_wait(1, deps=[y])
             else:
@@ -80,28 +76,28 @@ def mlp_forward_linear_hopper_kernel(
     """
     parts: gl.constexpr = out_size // part_size
     later_parts: gl.constexpr = parts - 1 if parts > 1 else 1
-    start, part, other_rows = gl.program_id(0), 0, rows_size
+    start, part, rows_of_other = gl.program_id(0), 0, rows_size
     programs = gl.num_programs(0) * 5 // (3 * parts + 2) if RESIDUAL else gl.num_programs(0) // parts
     if start >= programs:
         start -= programs
         part = 1 + start % later_parts
         programs = (gl.num_programs(0) - programs - part) // later_parts + 1
-        start, other_rows = start // later_parts, 0
+        start, rows_of_other = start // later_parts, 0
     out += part * plane_rows.to(gl.int64) * 256
     dtype: gl.constexpr = out.dtype.element_ty
-    w = gl.allocate_shared_memory(dtype, [4, 128, 128], gl.NVMMASharedLayout.get_default_for([128, 128], dtype))
+    w = gl.allocate_both_memory(dtype, [4, 128, 128], gl.NVMMASharedLayout.get_default_for([128, 128], dtype))
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
-    kept = gl.allocate_shared_memory(dtype, [3, 64, 128], flat)
-    next_kept = gl.allocate_shared_memory(dtype, [3, 64, 128], flat)
+    kept = gl.allocate_both_memory(dtype, [3, 64, 128], flat)
+    next_kept = gl.allocate_both_memory(dtype, [3, 64, 128], flat)
     for i in gl.static_range(4):  # half of the outputs, half of the inputs
         row, column = (i % 2 * 128, part * 256 + i // 2 * 128) if TRANSPOSED else (i // 2 * 128, i % 2 * 128)
         keep_weight(w.index(i), weight + row * out_size + column, out_size, not TRANSPOSED, TRANSPOSED)
-    hopper.fence_async_shared()
+    hopper.fence_async_both()
     BARRIER()
     low, high = gl.load(seed).to(gl.uint32), gl.load(seed + 1).to(gl.uint32)
     other = hidden if MASKED else residual
     other_stride: gl.constexpr = 256 if MASKED else residual_stride
-    shared = 2 * programs, x, w, bias, other, low, high, out, rows_size, other_rows, threshold, keep_scale
+    both = 2 * programs, x, w, bias, other, low, high, out, rows_size, rows_of_other, threshold, keep_scale
     flags: gl.constexpr = x_stride, other_stride, TRANSPOSED, BIAS, RELU, WORDS, MASKED, RESIDUAL
     group1, group2 = (kept, start), (next_kept, start + programs)
-    gl.warp_specialize([(_walk, group1 + shared + flags), (_walk, group2 + shared + flags)], [4], [240])
+    gl.warp_specialize([(_walk, group1 + both + flags), (_walk, group2 + both + flags)], [4], [240])

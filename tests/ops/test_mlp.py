@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import pytest
