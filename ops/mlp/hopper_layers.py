@@ -1,6 +1,6 @@
-"""A layer of 256 channels for Hopper: weights stay in both memory, and two groups of warps take turns.
+"""A layer of 256 channels for Hopper: weights stay in shared memory, and two groups of warps take turns.
 
-All products are of blocks of 128 channels, as in `hopper_kernels`. A group has three half tiles of rows in both
+All products are of blocks of 128 channels, as in `hopper_kernels`. A group has three half tiles of rows in shared
 memory: both that it multiplies, and the next one.
 """
 
@@ -32,7 +32,7 @@ def _walk(
         y, later, base = zeros, zeros, zero()
         for k in gl.static_range(2):
             hopper.async_copy.wait_group(2 - k)
-            hopper.fence_async_both()
+            hopper.fence_async_shared()
             BARRIER()
             half_rows, first, second = kept.index((slot + k) % 3), w.index(base + k), w.index(base + k + 2)
             if not TRANSPOSED:
@@ -85,14 +85,14 @@ def mlp_forward_linear_hopper_kernel(
         start, rows_of_other = start // later_parts, 0
     out += part * plane_rows.to(gl.int64) * 256
     dtype: gl.constexpr = out.dtype.element_ty
-    w = gl.allocate_both_memory(dtype, [4, 128, 128], gl.NVMMASharedLayout.get_default_for([128, 128], dtype))
+    w = gl.allocate_shared_memory(dtype, [4, 128, 128], gl.NVMMASharedLayout.get_default_for([128, 128], dtype))
     flat: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, 128], dtype)
-    kept = gl.allocate_both_memory(dtype, [3, 64, 128], flat)
-    next_kept = gl.allocate_both_memory(dtype, [3, 64, 128], flat)
+    kept = gl.allocate_shared_memory(dtype, [3, 64, 128], flat)
+    next_kept = gl.allocate_shared_memory(dtype, [3, 64, 128], flat)
     for i in gl.static_range(4):  # half of the outputs, half of the inputs
         row, column = (i % 2 * 128, part * 256 + i // 2 * 128) if TRANSPOSED else (i // 2 * 128, i % 2 * 128)
         keep_weight(w.index(i), weight + row * out_size + column, out_size, not TRANSPOSED, TRANSPOSED)
-    hopper.fence_async_both()
+    hopper.fence_async_shared()
     BARRIER()
     low, high = gl.load(seed).to(gl.uint32), gl.load(seed + 1).to(gl.uint32)
     other = hidden if MASKED else residual
