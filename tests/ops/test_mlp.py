@@ -21,7 +21,13 @@ from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import op as block
 from diffnet.ops.diffusion_features.op import diffusion_block
 from diffnet.ops.mlp import kernels, linear_kernels
-from diffnet.ops.mlp.linear_kernels import linear, threshold_and_scale, word_count
+from diffnet.ops.mlp.linear_kernels import (
+    inputs_backward,
+    linear,
+    linear_backward,
+    threshold_and_scale,
+    word_count,
+)
 from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytest.importorskip("triton")
@@ -185,6 +191,57 @@ def test_kernels_for_hopper(parts: int, dtype: torch.dtype, monkeypatch: pytest.
     assert kernels.forward([nan] * parts, weights, [], None, 0.0, None, False)[0].isnan().all()
     empty = [x[:0] for x in inputs]
     assert kernels.forward(empty, weights, [], None, 0.0, None, False)[0].shape == (0, 128)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "column"),
+    [(torch.bfloat16, 0), (torch.bfloat16, 1), (torch.float16, 344)],
+    ids=["bf16", "bf16-unaligned", "fp16"],
+)
+def test_layers_for_hopper(dtype: torch.dtype, column: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compute what the kernel for other GPUs computes, drop the same units, and read rows of any alignment."""
+    wide = torch.randn(30_003, 600, device="cuda").to(dtype)
+    if not on_hopper(wide):
+        pytest.skip("these kernels run on Hopper")
+    weight = (torch.randn(256, 768, device="cuda") / 16).to(dtype)
+    square, bias = weight[:, :256].contiguous(), torch.randn(256, device="cuda")
+    seed = torch.randint(2**31, (2,), device="cuda")
+
+    def layers(x: Tensor, other: Tensor) -> list[Tensor]:
+        """Layers forward, then the gradients of a layer's input and of a layer on several inputs."""
+        return [
+            linear([x], square, bias, activation=True, dropout=0.3, seed=seed),
+            linear([x], square, None, activation=True),
+            linear([x], square, bias, residual=other),
+            linear_backward(x, square, hidden=other.relu(), dropout=0.3),
+            *inputs_backward(x, square, 1, other),
+            *inputs_backward(x, weight[:, :512].contiguous(), 2, None),
+            *inputs_backward(x, weight, 3, other),
+        ]
+
+    for rows in (30_003, 1003, 65, 5, 0):
+        x, other = wide[:rows, column : column + 256], wide[:rows, 344 - column : 600 - column]
+        results = []
+        for hopper in (True, False):
+            # A private name, since nothing else takes the kernel for other GPUs on this one, or this one for few rows.
+            monkeypatch.setattr(linear_kernels, "_fits_hopper", lambda *_, hopper=hopper: hopper)
+            results.append(layers(x, other))
+        for out, same in zip(*results, strict=True):
+            assert relative(out, same) <= 1e-3
+            assert ((out == 0) != (same == 0)).sum() <= 1e-3 * out.numel()
+    monkeypatch.setattr(linear_kernels, "_fits_hopper", lambda *_: True)
+    x, other, matrix = wide[:, column : column + 256], wide[:, 344 - column : 600 - column], square.float()
+    _, plain, added, back, first, _, second, _, _, third = layers(x, other)
+    assert relative(plain, (x.float() @ matrix.mT).relu()) <= 5e-3
+    assert relative(added, x.float() @ matrix.mT + bias + other) <= 5e-3
+    scale = threshold_and_scale(0.3)[1]
+    assert relative(back, scale * (x.float() @ matrix) * (other > 0)) <= 5e-3
+    assert relative(first, x.float() @ matrix + other) <= 5e-3
+    assert relative(second, x.float() @ weight[:, 256:512].float()) <= 5e-3
+    assert relative(third, x.float() @ weight[:, 512:].float()) <= 5e-3
+    nan = torch.full_like(x, float("nan"))
+    assert linear([nan], square, None, activation=True).isnan().all()
 
 
 @pytest.mark.gpu
