@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError, raised_as
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, raised_as
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, parse
@@ -269,10 +269,8 @@ def make_mesh(
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
     unit = None if normals is None else user_normals(normals, len(v), name)
-    try:
+    with raised_as(MeshError, f"{name}: faces are not an array of numbers", TypeError, ValueError, form=IN_BRACKETS):
         f = np.asarray([] if faces is None else on_host(faces))
-    except (TypeError, ValueError) as e:
-        raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name, unit)
     if f.ndim != 2 or f.shape[1] not in ((3, 4) if polygons is None else (3,)):
@@ -363,8 +361,8 @@ def read_content(path: Path) -> tuple[str, bytes]:
 
     Raises MeshError for a file that can't be read, and for content that is not of its format.
     """
-    suffix = mesh_suffix(path)
-    try:
+    suffix, place = mesh_suffix(path), f"{path}: the file can't be read"
+    with raised_as(MeshError, place, OSError):
         if path.is_dir():
             raise MeshError(f"{path}: this is a folder, expected a file")
         if not path.exists():
@@ -376,23 +374,19 @@ def read_content(path: Path) -> tuple[str, bytes]:
                 f"{path}: this is a pipe, a socket or a device, expected a file. Copy its content to a file"
             )
         data = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            data = decompress(data)
-        check_content(data, suffix)
-        data = with_line_feeds(data, suffix)
-        return suffix, embed_buffers(data, path.parent) if suffix == ".gltf" and data.strip() else data
-    except MeshError:
-        raise
-    except (OSError, ValueError) as e:
-        raise MeshError(f"{path}: the file can't be read: {e}") from e
+        with raised_as(MeshError, place, ValueError):
+            if path.suffix.lower() == ".gz":
+                data = decompress(data)
+            check_content(data, suffix)
+            data = with_line_feeds(data, suffix)
+            return suffix, embed_buffers(data, path.parent) if suffix == ".gltf" and data.strip() else data
 
 
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
-        verts, sizes, corners, normals = parse(data, suffix)
-        faces, polygons = triangulate(verts, sizes, corners)
-    except ValueError as e:
-        raise MeshError(f"{name}: the file can't be read: {e}") from e
+        with raised_as(MeshError, f"{name}: the file can't be read", ValueError):
+            verts, sizes, corners, normals = parse(data, suffix)
+            faces, polygons = triangulate(verts, sizes, corners)
     except MemoryError as e:
         raise MeshError(f"{name}: its {len(data)} bytes need more memory than there is") from e
     if len(sizes) and not len(faces):

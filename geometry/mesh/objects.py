@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError, OptionError, raised_as
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, OptionError, raised_as
 
 NormalsRule: TypeAlias = Literal["file", "geometry"]
 NORMALS_RULES: tuple[NormalsRule, ...] = get_args(NormalsRule)
@@ -41,13 +41,12 @@ def warn_of_gradients(*sources: Any, stacklevel: int = 4) -> None:
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:
     """An array, a tensor or a list as a new array. Raises ValueError, which begins with the name, if that can't be."""
-    try:
+    place = f"{name} are not an array of numbers"
+    with raised_as(ValueError, place, TypeError, ValueError, OverflowError, form=IN_BRACKETS):
         array = on_host(values)
         if np.iscomplexobj(array):
             raise ValueError("they are complex")
         return np.array(array, np.float64)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise ValueError(f"{name} are not an array of numbers ({e})") from e
 
 
 class Source(NamedTuple):
