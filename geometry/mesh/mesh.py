@@ -28,7 +28,7 @@ from diffnet.geometry.mesh.objects import (
     warn_of_gradients,
 )
 from diffnet.geometry.mesh.orientation import turned_faces
-from diffnet.geometry.mesh.polygons import triangulate
+from diffnet.geometry.mesh.polygons import first_at_position, triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
 if TYPE_CHECKING:
@@ -392,7 +392,8 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     if len(sizes) and not len(faces):
         raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
-        verts, faces = _merge_corners(verts, faces)
+        firsts, place = np.unique(first_at_position(verts), return_inverse=True)
+        verts, faces = verts[firsts], place[faces]
     mesh = make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
     mesh = replace(mesh, normals=unit_normals(normals))
     if not mesh.has_polygons:
@@ -426,14 +427,3 @@ def _check_stored(arrays: Arrays) -> None:
     for what in {"verts", "normals"} & arrays.keys():
         if not np.isfinite(arrays[what]).all():
             raise ValueError(f"{what} has entries that are not finite")
-
-
-def _merge_corners(
-    verts: NDArray[np.float64], faces: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Merge vertices with identical coordinates. They are numbered by first appearance."""
-    _, first, inverse = np.unique(verts, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return verts[first[order]], rank[inverse.reshape(-1)[faces]]
