@@ -43,7 +43,7 @@ MeshLike: TypeAlias = (
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
 _keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
 _READERS_VERSION = 1  # increase when readers find other meshes in files
-_STORED = ("verts", "faces", "polygons", "polygon_count")
+_STORED = ("verts", "faces", "polygons", "polygon_count", "normals", "sizes", "corners")  # in this order
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
@@ -340,20 +340,16 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
 
 def stored_mesh(entry: Path, name: str, path: str | None = None) -> Mesh | None:
     """The mesh of a cache entry of `store_mesh`. None as in `read_entry`. path: the file that it was read from"""
-    arrays = read_entry(entry, _check_stored)
+    arrays: dict[str, Any] | None = read_entry(entry, _check_stored)
     if arrays is None:
         return None
-    verts, faces, polygons, count = map(arrays.__getitem__, _STORED)
-    more = map(arrays.get, ("sizes", "corners"))
-    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), path, *more)
+    return Mesh(**arrays | {"polygon_count": int(arrays["polygon_count"][0])}, name=name, path=path)
 
 
 def store_mesh(entry: Path, mesh: Mesh) -> None:
     """Write a mesh to a cache entry."""
-    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    more = {name: x for name in ("normals", "sizes", "corners") if (x := getattr(mesh, name)) is not None}
-    named = [*zip(_STORED, arrays, strict=True), *more.items()]
-    write_entry(entry, {name: np.ascontiguousarray(x) for name, x in named})
+    arrays = {name: getattr(mesh, name) for name in _STORED} | {"polygon_count": np.array([mesh.polygon_count])}
+    write_entry(entry, {name: np.ascontiguousarray(x) for name, x in arrays.items() if x is not None})
 
 
 def read_content(path: Path) -> tuple[str, bytes]:
@@ -406,7 +402,7 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
 
 def _check_stored(arrays: Arrays) -> None:
     """Raises ValueError for arrays of a cache entry that can't be a mesh."""
-    verts, faces, _, count = (arrays[name] for name in _STORED)
+    verts, faces, count = arrays["verts"], arrays["faces"], arrays["polygon_count"]
     expected = {
         "verts": ("float64", (len(verts), 3)),
         "faces": ("int64", (len(faces), 3)),
