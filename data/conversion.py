@@ -67,12 +67,9 @@ def labels_at(
         raise ValueError(f"{len(values)} labels, but the mesh has {sizes[source]} {source}")
     if source == target:
         return values
-    if {source, target} == {"vertices", "faces"}:
-        first, second = f.reshape(-1), np.repeat(np.arange(len(f)), 3)
-    elif {source, target} == {"vertices", "edges"}:
-        first, second = edges.reshape(-1), np.repeat(np.arange(len(edges)), 2)
-    else:
-        first, second = edges_of_faces(f).reshape(-1), np.repeat(np.arange(len(f)), 3)
+    parts = f if "faces" in (source, target) else edges
+    parts = parts if "vertices" in (source, target) else edges_of_faces(f)
+    first, second = parts.reshape(-1), np.repeat(np.arange(len(parts)), parts.shape[1])
     rank = ("vertices", "edges", "faces").index
     if rank(source) > rank(target):
         first, second = second, first

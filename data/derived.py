@@ -98,17 +98,9 @@ def derived(
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
     rows = remembered(work, items, "derived 2", *about, **{"is_long": True, **how})
     flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
-    entries, vertices, faces, origins, ranks = zip(*flat, strict=True) if flat else ((), (), (), (), ())
-    return DerivedMeshes(
-        vertex_counts=np.array(vertices, np.int64),
-        face_counts=np.array(faces, np.int64),
-        origins=np.array(origins, np.int64),
-        cache_dir=os.fspath(cache_dir),
-        _items=items,
-        _make=make,
-        _entries=np.array([name.encode() for name in entries], dtype="S64"),
-        _ranks=np.array(ranks, np.int64),
-    )
+    entries = np.array([name.encode() for name, *_ in flat], dtype="S64")
+    vertices, faces, origins, ranks = np.array([numbers for _, *numbers in flat], np.int64).reshape(-1, 4).T.copy()
+    return DerivedMeshes(vertices, faces, origins, os.fspath(cache_dir), items, make, entries, ranks)
 
 
 def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[tuple[str, int, int]]:

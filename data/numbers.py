@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import DataError, counted
 from diffnet.geometry import Mesh
-from diffnet.geometry.errors import raised_as
+from diffnet.geometry.errors import IN_BRACKETS, raised_as
 from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.cortex import CortexValues, is_cortical, read_values
@@ -132,12 +132,10 @@ def table_lines(path: Path, *, strict: bool = True) -> Iterator[tuple[int, list[
     Raises DataError for a file that is missing or is not a table of text.
     """
     delimiter = "\t" if mesh_suffix(path) == ".tsv" else ","
-    try:
+    with raised_as(DataError, f"{path}: not a table of text", csv.Error, form=IN_BRACKETS):
         for number, cells in enumerate(csv_rows(io.StringIO(text_of(path)), strict=strict, delimiter=delimiter), 1):
             if cells:
                 yield number, [cell.strip() for cell in cells]
-    except csv.Error as e:
-        raise DataError(f"{path}: not a table of text ({e})") from e
 
 
 def _npy_labels(path: Path) -> NDArray[np.int64]:
@@ -259,11 +257,10 @@ def read_array(path: Path, purpose: str = "") -> NDArray[Any]:
     """
     if is_cortical(path):
         return cortex_values(path).values
-    content = content_of(path)
-    try:
+    content, place = content_of(path), f"{path}: the file is not a NumPy array of numbers{purpose}"
+    # For damaged files, NumPy raises errors of its own, of zipfile and of Python's tokenizer.
+    with raised_as(DataError, place, Exception, form=IN_BRACKETS):
         array = np.load(io.BytesIO(content), allow_pickle=False)
-    except Exception as e:  # for damaged files, NumPy raises errors of its own, of zipfile and of Python's tokenizer
-        raise DataError(f"{path}: the file is not a NumPy array of numbers{purpose} ({e})") from e
     if not isinstance(array, np.ndarray):
         raise DataError(f"{path}: the file is an archive, expected a single array{purpose}")
     return array
@@ -277,21 +274,16 @@ def cortex_values(path: Path) -> CortexValues:
 
 def text_of(path: Path) -> str:
     """The content of a UTF-8 text file, which may be compressed. Raises DataError if it is missing or not text."""
-    try:
+    with raised_as(DataError, f"{path}: the file is not text", UnicodeDecodeError, form=IN_BRACKETS):
         return content_of(path).decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        raise DataError(f"{path}: the file is not text ({e})") from e
 
 
 def lines_of(path: Path) -> Iterator[Line]:
     """The lines of `text_of` a file, one at a time with their numbers from 1."""
     content = content_of(path)
-    try:
+    not_text = raised_as(ValueError, "the file is not text", UnicodeDecodeError, form=IN_BRACKETS)
+    with raised_as(DataError, path, ValueError), not_text:
         yield from numbered_lines(content, errors="strict")
-    except UnicodeDecodeError as e:
-        raise DataError(f"{path}: the file is not text ({e})") from e
-    except ValueError as e:
-        raise DataError(f"{path}: {e}") from e
 
 
 def content_of(path: Path) -> bytes:

@@ -20,7 +20,7 @@ from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
 from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_from, sample_of
-from diffnet.data.stored import LazySequence, SampleFacts, StoredMeshes, recalled, remember, sources_of
+from diffnet.data.stored import OnDemand, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import some_reasons
 from diffnet.geometry.preprocessing.worker import entry_name
@@ -30,7 +30,7 @@ from diffnet.geometry.store.reading import operators_at, read_again
 Fill = Callable[[Sequence[MeshLike], Callable[[int], Any]], dict[int, str]]
 
 
-class PreparedSamples(LazySequence[Sample]):
+class PreparedSamples(OnDemand[Sample]):
     """The samples of meshes. Each is read from the cache, which `fill` fills, when it is asked for, on the CPU.
 
     items, options, cache_dir, statistics: see `make_sample`. Samples of decimated meshes to score, see
@@ -54,6 +54,7 @@ class PreparedSamples(LazySequence[Sample]):
         labels_at: TargetsAt,
         memory: int,
     ) -> None:
+        super().__init__(len(items), self._sample)
         self._items, self._options, self._cache_dir, self._statistics = items, options, os.fspath(cache_dir), statistics
         self._labels_at, self._memory = labels_at, memory
         self._decisive = options.decisive
@@ -73,12 +74,7 @@ class PreparedSamples(LazySequence[Sample]):
     def vertex_counts(self) -> NDArray[np.int64]:
         return np.array([sample.vertices for sample in self.facts], np.int64)
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < len(self):
-            raise IndexError(i)
+    def _sample(self, i: int) -> Sample:
         if not self.facts[i].entry:
             return make_sample(self._items[i], self._options, self._cache_dir, self._statistics, self._labels_at)
         return self._kept.get(i) or self._read(i) or self.make(i)[1]

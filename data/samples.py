@@ -413,19 +413,12 @@ class MeshBatches(Sampler[list[int]]):
         if self.shuffle:
             generator = torch.Generator().manual_seed(epoch_seed(self.seed, epoch))
             order = torch.randperm(len(order), generator=generator).tolist()
+        most, most_vertices = self.meshes or math.inf, self.max_vertices or math.inf
         batches: list[list[int]] = []
         vertices = 0
         for i in order:
-            full = (
-                not batches
-                or (self.meshes is not None and len(batches[-1]) >= self.meshes)
-                or (
-                    self.max_vertices is not None
-                    and vertices + self.lengths[i] > self.max_vertices
-                    and len(batches[-1]) >= replicas
-                )
-            )
-            if full:
+            meshes = len(batches[-1]) if batches else most
+            if meshes >= most or (vertices + self.lengths[i] > most_vertices and meshes >= replicas):
                 batches.append([])
                 vertices = 0
             batches[-1].append(i)

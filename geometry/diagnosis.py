@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import potpourri3d
 
-from diffnet.geometry.discretize.coincident import components, first_at_position, joined_vertices
+from diffnet.geometry.discretize.coincident import components, joined_vertices
 from diffnet.geometry.discretize.original import SHIFT
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.normalize import round_positions
+from diffnet.geometry.mesh.polygons import first_at_position
 from diffnet.geometry.options import JoinRule, Options
 from diffnet.geometry.store.cache import Arrays
 

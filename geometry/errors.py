@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 MAX_REASONS = 5  # in one error message, and names of what has the same reason
+IN_BRACKETS = "{} ({})"  # a form of messages, see `raised_as`
 P = ParamSpec("P")
 R = TypeVar("R")
 E = TypeVar("E", bound="DiffnetError")
@@ -42,12 +43,15 @@ class OptionError(DiffnetError, ValueError):
 
 
 @contextmanager
-def raised_as(kind: type[DiffnetError], place: Any, *caught: type[Exception]) -> Iterator[None]:
-    """Here, errors of the kinds `caught` become errors of another kind. The messages begin with a place."""
+def raised_as(kind: type[Exception], place: Any, *caught: type[Exception], form: str = "{}: {}") -> Iterator[None]:
+    """Here, errors of the kinds `caught` become errors of another kind. The messages begin with a place.
+
+    form: of a message, with the place and the message of the caught error
+    """
     try:
         yield
     except caught as e:
-        raise kind(f"{place}: {e}") from e
+        raise kind(form.format(place, e)) from e
 
 
 class ConvergenceError(DiffnetError, RuntimeError):

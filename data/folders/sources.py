@@ -16,6 +16,7 @@ from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, compone
 from diffnet.data.labeled import DataError, LabelsAt
 from diffnet.data.numbers import Columns, checked_columns, cortex_values, is_number, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
+from diffnet.geometry.errors import IN_BRACKETS, raised_as
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.cortex import FREESURFER, is_cortical, value_files
 from diffnet.geometry.mesh.formats import READERS, color_names
@@ -147,10 +148,8 @@ def _of_part_list(path: Path) -> FileValues:
 
 
 def _of_json(path: Path) -> FileValues:
-    try:
+    with raised_as(DataError, f"{path}: the file is not JSON", ValueError, RecursionError, form=IN_BRACKETS):
         content = json.loads(text_of(path))
-    except (ValueError, RecursionError) as e:
-        raise DataError(f"{path}: the file is not JSON ({e})") from e
     by_name = content if isinstance(content, dict) else {"labels": content}
     labels, at = by_name.get("labels"), None
     if labels is None and "sub_labels" in by_name:  # of SubdivNet (Hu et al. 2022)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from diffnet.data.labeled import counted
 from diffnet.geometry import Mesh, MeshError
-from diffnet.geometry.discretize.coincident import first_at_position, open_edges
+from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.elements.elements import face_areas
+from diffnet.geometry.mesh.polygons import first_at_position
 
 Ints: TypeAlias = NDArray[np.int64]
 Pair: TypeAlias = tuple[int, int]

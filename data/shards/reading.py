@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ INDEX = "shards.safetensors"
 SUFFIX = ".shard.zip"
 SUFFIXES = (SUFFIX, ".shard")  # the latter of shards of earlier versions, which end with a table in another form
 PARTS = ("train", "test", "validation")  # by their numbers in the index
+LABEL_FIELDS = ("label_names", "labels_at", "label_numbers", "has_targets")  # of sets and of `Settings`
 LOCAL_BYTES = 64 * 2**30  # of the shards behind a URL of which the cache keeps what is read
 
 
@@ -227,16 +228,8 @@ def load_shards(
     ends = accumulate(size for _, size in files)
     places = [(*file, cache if end <= LOCAL_BYTES else None) for file, end in zip(files, ends, strict=True)]
     train, test, validation = (ShardedMeshes(cache, root, places, settings, rows_of(table, row)) for row in rows)
-    return ShardedDataset(
-        train,
-        test,
-        label_names=settings.label_names,
-        labels_at=settings.labels_at,
-        label_numbers=settings.label_numbers,
-        has_targets=settings.has_targets,
-        validation=validation,
-        source="as in the shards",
-    )
+    common: dict[str, Any] = {name: getattr(settings, name) for name in LABEL_FIELDS}
+    return ShardedDataset(train, test, validation=validation, source="as in the shards", **common)
 
 
 def _check_places(table: Table, files: list[tuple[str, int]]) -> None:

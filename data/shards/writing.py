@@ -29,7 +29,7 @@ from diffnet.data.options import Preprocessing
 from diffnet.data.shards.archives import COLUMNS, TABLE, Table, add_member, parsed_table, rows_of, table_blob
 from diffnet.data.shards.reading import INDEX, PARTS, SUFFIX, SUFFIXES
 from diffnet.data.shards.records import OPTIONS, Settings, mesh_arrays
-from diffnet.data.stored import LazySequence, content_hash, joined, sources_of
+from diffnet.data.stored import OnDemand, content_hash, joined, sources_of
 from diffnet.geometry import load_mesh
 from diffnet.geometry.errors import DiffnetError
 from diffnet.geometry.file_state import hashed
@@ -45,16 +45,14 @@ SHARD_BYTES = 2**30  # a shard is complete before it is larger
 WRITING = f".writing{SUFFIX}"  # the name of a shard that isn't complete
 
 
-class MeshFiles(LazySequence[LabeledMesh]):
+class MeshFiles(OnDemand[LabeledMesh]):
     """Meshes without labels, which are read from their files when they are needed."""
 
     def __init__(self, paths: Sequence[Path], cache_dir: str | os.PathLike[str]) -> None:
+        super().__init__(len(paths), self._read)
         self.paths, self.cache_dir = paths, cache_dir
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, i: Any) -> Any:
+    def _read(self, i: int) -> LabeledMesh:
         mesh = load_mesh(self.paths[i], self.cache_dir)
         return LabeledMesh(self.file(i), mesh, np.array(UNLABELED, np.int64))
 
@@ -104,14 +102,9 @@ def write_shards(
     make_folder(folder)
     every = {part: meshes for part in ("train", "validation", "test") if len(meshes := getattr(data, part))}
     items = joined([*every.values()])
-    settings = Settings(
-        {name: getattr(options, name) for name in OPTIONS},
-        array_names(options.features),
-        list(data.label_names),
-        data.labels_at,
-        data.label_numbers,
-        _has_targets(items),
-    )
+    decisive = {name: getattr(options, name) for name in OPTIONS}
+    labels = list(data.label_names), data.labels_at, data.label_numbers
+    settings = Settings(decisive, array_names(options.features), *labels, _has_targets(items))
     digests = np.array([n for meshes in every.values() for n in _digests(meshes, options.features)], np.int64)
     part_numbers = np.repeat([PARTS.index(name) for name in every], [*map(len, every.values())])
     number, parts = part

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import mean_normals
-from diffnet.geometry.mesh.polygons import Floats, Ints
+from diffnet.geometry.mesh.polygons import Floats, Ints, first_at_position
 from diffnet.geometry.options import JOIN_RULES, JoinRule
 
 
@@ -59,28 +59,6 @@ def joined_vertices(mesh: Mesh, join: JoinRule = "auto") -> NDArray[np.int64]:
         candidates = np.unique(edges)
     apart[candidates] = candidates[first_at_position(mesh.verts[candidates])]
     return apart
-
-
-def first_at_position(verts: NDArray[np.float64]) -> NDArray[np.int64]:
-    """For each row (V,) of the positions (V, 3), the first row with the same position.
-
-    >>> first_at_position(np.array([[0.0, 0, 0], [1, 0, 0], [-0.0, 0, 0]])).tolist()
-    [0, 1, 0]
-    """
-    # Most meshes have no equal positions. Equal ones have equal sums, and sums are sorted several times faster.
-    sums = verts[:, 0] + np.e * verts[:, 1] + np.pi * verts[:, 2]
-    ascending = np.sort(sums)
-    repeated = ascending[1:][ascending[1:] == ascending[:-1]]
-    first = np.arange(len(verts))
-    if len(repeated) == 0:
-        return first
-    some = np.flatnonzero(np.isin(sums, repeated))
-    order = some[np.lexsort(verts[some].T)]  # stable; several times faster than np.unique of rows
-    ordered = verts[order]
-    new = np.ones(len(order), bool)
-    new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    first[order] = order[new][np.cumsum(new) - 1]
-    return first
 
 
 def open_edges(faces: NDArray[np.int64], vertices: int) -> NDArray[np.int64]:

@@ -9,11 +9,12 @@ import scipy.sparse
 from numpy.typing import NDArray
 
 from diffnet.geometry.discretize.intrinsic_delaunay import delaunay_laplacian
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, raised_as
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.polygons import corner_positions
 from diffnet.geometry.options import LaplacianKind
 
+LIBRARY_ERRORS = RuntimeError, ValueError, IndexError  # for points that no local triangulation joins, for example
 CLOUD_NEIGHBORS = 30  # of each point in the local triangulations of a point cloud (Sharp & Crane 2020)
 ADDED_CROSS = 1e-10  # to the lengths of cross products of edges, for a mesh of radius 1, so that none is 0
 MIN_MASS = 1e-8  # of a vertex with faces, relative to the mean
@@ -62,7 +63,8 @@ def laplacian_and_mass(
             f"far from the others; the farthest is vertex {np.flatnonzero(used)[far]}"
         )
 
-    try:
+    place = f"{mesh.name}: the {kind} Laplacian can't be computed"
+    with raised_as(MeshError, place, *LIBRARY_ERRORS, form=IN_BRACKETS):
         if mesh.is_point_cloud:
             laplacian, mass = _cloud_laplacian(verts, frames)
             laplacian = _with_zero_sums(laplacian)
@@ -75,8 +77,6 @@ def laplacian_and_mass(
         else:
             laplacian = _with_zero_sums(potpourri3d.cotan_laplacian(verts, faces, denom_eps=ADDED_CROSS))
             mass = potpourri3d.vertex_areas(verts, faces)
-    except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
-        raise MeshError(f"{mesh.name}: the {kind} Laplacian can't be computed ({e})") from e
     if not (np.isfinite(laplacian.data).all() and np.isfinite(mass).all()):
         raise MeshError(f"{mesh.name}: the {kind} Laplacian has entries that are not finite")
     if not mass.sum() > 0:

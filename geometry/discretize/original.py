@@ -16,8 +16,9 @@ import robust_laplacian
 import scipy.sparse
 from numpy.typing import NDArray
 
-from diffnet.geometry.discretize.gradient import gradient_values, one_ring
-from diffnet.geometry.errors import MeshError
+from diffnet.geometry.discretize.gradient import gradient_values, one_ring, pattern_with_diagonal
+from diffnet.geometry.discretize.laplacian import LIBRARY_ERRORS
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, raised_as
 from diffnet.geometry.mesh.mesh import Mesh
 from diffnet.geometry.mesh.objects import unit_normals
 from diffnet.geometry.mesh.polygons import Floats
@@ -57,9 +58,8 @@ def original_parts(mesh: Mesh) -> Parts:
         neighbors = _nearest(mesh)
         laplacian, mass = _cloud_laplacian(mesh)
         rows = np.repeat(np.arange(vertices), CLOUD_NEIGHBORS)
-        pattern = scipy.sparse.csr_matrix((np.ones(len(rows)), (rows, neighbors.reshape(-1))), (vertices, vertices))
-        pattern = scipy.sparse.csr_matrix(pattern + scipy.sparse.eye(vertices))
-        pattern.sort_indices()
+        to_neighbors = np.ones(len(rows)), (rows, neighbors.reshape(-1))
+        pattern = pattern_with_diagonal(scipy.sparse.csr_matrix(to_neighbors, (vertices, vertices)))
         offsets = mesh.verts[neighbors] - mesh.verts[:, None]
         normals = np.linalg.svd(offsets, full_matrices=False)[2][:, 2]
     else:
@@ -132,8 +132,7 @@ def _nearest(mesh: Mesh) -> NDArray[np.int64]:
 
 
 def _cloud_laplacian(mesh: Mesh) -> tuple[scipy.sparse.csc_matrix, Floats]:
-    try:
+    place = f"{mesh.name}: the original's Laplacian can't be computed"
+    with raised_as(MeshError, place, *LIBRARY_ERRORS, form=IN_BRACKETS):
         laplacian, mass = robust_laplacian.point_cloud_laplacian(mesh.verts, n_neighbors=CLOUD_NEIGHBORS)
-    except (RuntimeError, ValueError, IndexError) as e:  # points that no local triangulation joins, for example
-        raise MeshError(f"{mesh.name}: the original's Laplacian can't be computed ({e})") from e
     return laplacian, mass.diagonal()

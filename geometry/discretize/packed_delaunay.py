@@ -24,22 +24,36 @@ from diffnet.ops.common.dispatch import differentiated
 MIN_TURN = 1e-9  # in radians, between faces at an edge whose order is known
 
 
-class Cover(NamedTuple):
-    """Triangles of which each edge has two. Halfedge 3f + i runs from corner i of triangle f to the next corner.
+@dataclass
+class Halfedges:
+    """Triangles given by the lengths of their edges. Halfedge 3f + i runs from corner i of triangle f to the next one.
 
     tail: of each halfedge, the vertex where it starts
     twin: of each halfedge, the halfedge along the same edge in the other direction
     length: of each halfedge, increased such that no triangle is degenerate
-    number: of each halfedge, a number that no other one of its mesh has, and that doesn't depend on other meshes
-    sheets: (B,), 1 for a closed oriented surface, 2 for another mesh
-    unclear: (B,), whether faces of a mesh make the same angle at an edge of three or more faces, so that their order is
-        a matter of choice
+    cotangent: of each halfedge, the cotangent of the angle opposite to the edge
+    priority: of each halfedge, a number that no other one of its mesh has, in an order without pattern. It doesn't
+        depend on other meshes.
     """
 
     tail: Tensor
     twin: Tensor
     length: Tensor
-    number: Tensor
+    cotangent: Tensor
+    priority: Tensor
+
+
+class Cover(NamedTuple):
+    """Triangles of which each edge has two.
+
+    lengths: of the halfedges, differentiable
+    sheets: (B,), 1 for a closed oriented surface, 2 for another mesh
+    unclear: (B,), whether faces of a mesh make the same angle at an edge of three or more faces, so that their order is
+        a matter of choice
+    """
+
+    halfedges: Halfedges
+    lengths: Tensor
     sheets: Tensor
     unclear: Tensor
 
@@ -73,14 +87,11 @@ def tufted_cover(c: Connectivity, positions: Tensor) -> Cover:
     first_face = torch.searchsorted(of_faces, torch.arange(len(c.lengths), device=front.device))
     number = 2 * (source - 3 * first_face[of_faces[source // 3]])
     number[len(front) :] += 1
-    return Cover(
-        tail=torch.cat([c.tail, c.head[source[len(front) :]]]),
-        twin=twin,
-        length=_mollified(c, positions, of_faces).reshape(-1)[source],
-        number=number,
-        sheets=torch.where(is_open, 2, 1),
-        unclear=unclear,
-    )
+    tail = torch.cat([c.tail, c.head[source[len(front) :]]])
+    lengths = _mollified(c, positions, of_faces).reshape(-1)[source]
+    start = lengths.detach()
+    halfedges = Halfedges(tail, twin, start.clone(), _of_triangles(start), _mixed(number))
+    return Cover(halfedges, lengths, torch.where(is_open, 2, 1), unclear)
 
 
 def _edges(c: Connectivity) -> _Edges:
@@ -190,35 +201,17 @@ class DelaunayLaplacian(NamedTuple):
     unclear: Tensor
 
 
-@dataclass
-class Halfedges:
-    """Triangles given by the lengths of their edges. All tensors have one entry for each halfedge, see `Cover`.
-
-    cotangent: the cotangent of the angle opposite to the edge
-    priority: a number that no other halfedge of its mesh has, in an order without pattern
-    """
-
-    tail: Tensor
-    twin: Tensor
-    length: Tensor
-    cotangent: Tensor
-    priority: Tensor
-
-
 def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLaplacian:
     """The Laplacian of the intrinsic Delaunay triangulation of each mesh, or of its tufted cover.
 
     It is differentiable in the positions. Which edges are flipped has no gradient.
     """
-    cover = tufted_cover(c, positions)
-    start = cover.length.detach()
-    halfedges = Halfedges(cover.tail, cover.twin, start.clone(), _of_triangles(start), _mixed(cover.number))
+    halfedges, lengths, sheets, unclear = tufted_cover(c, positions)
     rounds, free, rest = _make_delaunay(halfedges)
     of_free = c.mesh[halfedges.tail[free]]
-    unclear = cover.unclear
-    unclear[of_free[cover.sheets[of_free] > 1]] = True
+    unclear[of_free[sheets[of_free] > 1]] = True
     unclear[c.mesh[halfedges.tail[rest]]] = True
-    lengths = _through_flips(cover.length, rounds) if differentiated([cover.length]) else halfedges.length
+    lengths = _through_flips(lengths, rounds) if differentiated([lengths]) else halfedges.length
 
     twin, tail = halfedges.twin, halfedges.tail
     side = torch.arange(len(twin), device=twin.device)
@@ -234,7 +227,7 @@ def packed_delaunay_laplacian(c: Connectivity, positions: Tensor) -> DelaunayLap
         [torch.cat([weights, weights, nothing]), torch.cat([thirds[edges // 3], thirds[twin[edges] // 3], nothing])], 1
     )
     joined, areas = groups.sums(both).unbind(1)
-    sheets = cover.sheets[c.mesh]
+    sheets = sheets[c.mesh]
     lengths_of_rows = torch.searchsorted(rows, torch.arange(len(c.mesh) + 1, device=rows.device)).diff()
     values = with_diagonal(-joined / sheets[rows], rows, columns, lengths_of_rows)
     return DelaunayLaplacian(rows, columns, values, sums(areas, lengths_of_rows) / sheets, unclear)

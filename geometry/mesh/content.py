@@ -9,6 +9,8 @@ import os
 import re
 import zlib
 
+from diffnet.geometry.errors import IN_BRACKETS, raised_as
+
 # A small .gz file can expand to more than the memory holds, and parsing takes several times as much.
 MAX_UNPACKED = "DIFFNET_MAX_UNPACKED_GIB"  # the environment variable that sets the limit
 
@@ -53,15 +55,14 @@ def decompress(data: bytes) -> bytes:
 
     The content is counted first, so that one that is too large takes no memory. Parsing takes far longer than that.
     """
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            while file.read(2**20):
-                check_unpacked(file.tell())
-            size = file.tell()
-            file.seek(0)
-            return file.read(size)
-    except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"not a gzip file, or a damaged one ({e})") from e
+    faults = OSError, EOFError, zlib.error
+    damaged = raised_as(ValueError, "not a gzip file, or a damaged one", *faults, form=IN_BRACKETS)
+    with damaged, gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        while file.read(2**20):
+            check_unpacked(file.tell())
+        size = file.tell()
+        file.seek(0)
+        return file.read(size)
 
 
 def check_content(data: bytes, suffix: str) -> None:

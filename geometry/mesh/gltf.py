@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
+from diffnet.geometry.errors import IN_BRACKETS, raised_as
 from diffnet.geometry.mesh.content import check_unpacked
 
 Json: TypeAlias = dict[str, Any]
@@ -93,10 +94,8 @@ def _parts_of_glb(data: bytes) -> tuple[Json, bytes]:
 
 
 def _json(data: bytes) -> Json:
-    try:
+    with raised_as(ValueError, _DAMAGED, ValueError, RecursionError, form=IN_BRACKETS):
         header = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as e:
-        raise ValueError(f"{_DAMAGED} ({e})") from e
     if not isinstance(header, dict) or "asset" not in header:
         raise ValueError("not a glTF file: it has no 'asset'")
     return header

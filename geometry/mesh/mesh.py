@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError, raised_as
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, raised_as
 from diffnet.geometry.file_state import settled_state
 from diffnet.geometry.mesh.content import check_content, decompress, with_line_feeds
 from diffnet.geometry.mesh.formats import READERS, parse
@@ -28,7 +28,7 @@ from diffnet.geometry.mesh.objects import (
     warn_of_gradients,
 )
 from diffnet.geometry.mesh.orientation import turned_faces
-from diffnet.geometry.mesh.polygons import triangulate
+from diffnet.geometry.mesh.polygons import first_at_position, triangulate
 from diffnet.geometry.store.cache import Arrays, cache_key, check_arrays, entry_path, read_entry, write_entry
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MeshLike: TypeAlias = (
 _MAX_COORDINATE = float(np.finfo(np.float32).max)
 _keys: dict[Any, str] = {}  # of the entries of files that this process has hashed, by path and state
 _READERS_VERSION = 1  # increase when readers find other meshes in files
-_STORED = ("verts", "faces", "polygons", "polygon_count")
+_STORED = ("verts", "faces", "polygons", "polygon_count", "normals", "sizes", "corners")  # in this order
 
 
 def mesh_suffix(path: str | os.PathLike[str]) -> str:
@@ -269,10 +269,8 @@ def make_mesh(
             f"largest is at vertex {worst}. Scale the mesh down, or correct this vertex"
         )
     unit = None if normals is None else user_normals(normals, len(v), name)
-    try:
+    with raised_as(MeshError, f"{name}: faces are not an array of numbers", TypeError, ValueError, form=IN_BRACKETS):
         f = np.asarray([] if faces is None else on_host(faces))
-    except (TypeError, ValueError) as e:
-        raise MeshError(f"{name}: faces are not an array of numbers ({e})") from e
     if f.ndim > 0 and len(f) == 0:
         return Mesh(v, np.zeros((0, 3), np.int64), np.zeros(0, np.int64), polygon_count or 0, name, unit)
     if f.ndim != 2 or f.shape[1] not in ((3, 4) if polygons is None else (3,)):
@@ -342,20 +340,16 @@ def parsed_entry(path: Path, cache_dir: str | os.PathLike[str]) -> Path | None:
 
 def stored_mesh(entry: Path, name: str, path: str | None = None) -> Mesh | None:
     """The mesh of a cache entry of `store_mesh`. None as in `read_entry`. path: the file that it was read from"""
-    arrays = read_entry(entry, _check_stored)
+    arrays: dict[str, Any] | None = read_entry(entry, _check_stored)
     if arrays is None:
         return None
-    verts, faces, polygons, count = map(arrays.__getitem__, _STORED)
-    more = map(arrays.get, ("sizes", "corners"))
-    return Mesh(verts, faces, polygons, int(count[0]), name, arrays.get("normals"), path, *more)
+    return Mesh(**arrays | {"polygon_count": int(arrays["polygon_count"][0])}, name=name, path=path)
 
 
 def store_mesh(entry: Path, mesh: Mesh) -> None:
     """Write a mesh to a cache entry."""
-    arrays = (mesh.verts, mesh.faces, mesh.polygons, np.array([mesh.polygon_count]))
-    more = {name: x for name in ("normals", "sizes", "corners") if (x := getattr(mesh, name)) is not None}
-    named = [*zip(_STORED, arrays, strict=True), *more.items()]
-    write_entry(entry, {name: np.ascontiguousarray(x) for name, x in named})
+    arrays = {name: getattr(mesh, name) for name in _STORED} | {"polygon_count": np.array([mesh.polygon_count])}
+    write_entry(entry, {name: np.ascontiguousarray(x) for name, x in arrays.items() if x is not None})
 
 
 def read_content(path: Path) -> tuple[str, bytes]:
@@ -363,8 +357,8 @@ def read_content(path: Path) -> tuple[str, bytes]:
 
     Raises MeshError for a file that can't be read, and for content that is not of its format.
     """
-    suffix = mesh_suffix(path)
-    try:
+    suffix, place = mesh_suffix(path), f"{path}: the file can't be read"
+    with raised_as(MeshError, place, OSError):
         if path.is_dir():
             raise MeshError(f"{path}: this is a folder, expected a file")
         if not path.exists():
@@ -376,29 +370,26 @@ def read_content(path: Path) -> tuple[str, bytes]:
                 f"{path}: this is a pipe, a socket or a device, expected a file. Copy its content to a file"
             )
         data = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            data = decompress(data)
-        check_content(data, suffix)
-        data = with_line_feeds(data, suffix)
-        return suffix, embed_buffers(data, path.parent) if suffix == ".gltf" and data.strip() else data
-    except MeshError:
-        raise
-    except (OSError, ValueError) as e:
-        raise MeshError(f"{path}: the file can't be read: {e}") from e
+        with raised_as(MeshError, place, ValueError):
+            if path.suffix.lower() == ".gz":
+                data = decompress(data)
+            check_content(data, suffix)
+            data = with_line_feeds(data, suffix)
+            return suffix, embed_buffers(data, path.parent) if suffix == ".gltf" and data.strip() else data
 
 
 def _parse(data: bytes, suffix: str, name: str) -> Mesh:
     try:
-        verts, sizes, corners, normals = parse(data, suffix)
-        faces, polygons = triangulate(verts, sizes, corners)
-    except ValueError as e:
-        raise MeshError(f"{name}: the file can't be read: {e}") from e
+        with raised_as(MeshError, f"{name}: the file can't be read", ValueError):
+            verts, sizes, corners, normals = parse(data, suffix)
+            faces, polygons = triangulate(verts, sizes, corners)
     except MemoryError as e:
         raise MeshError(f"{name}: its {len(data)} bytes need more memory than there is") from e
     if len(sizes) and not len(faces):
         raise MeshError(f"{name}: none of the {len(sizes)} polygons has three corners")
     if suffix == ".stl":
-        verts, faces = _merge_corners(verts, faces)
+        firsts, place = np.unique(first_at_position(verts), return_inverse=True)
+        verts, faces = verts[firsts], place[faces]
     mesh = make_mesh(verts, faces, name=name, polygons=polygons, polygon_count=len(sizes))
     mesh = replace(mesh, normals=unit_normals(normals))
     if not mesh.has_polygons:
@@ -411,7 +402,7 @@ def _parse(data: bytes, suffix: str, name: str) -> Mesh:
 
 def _check_stored(arrays: Arrays) -> None:
     """Raises ValueError for arrays of a cache entry that can't be a mesh."""
-    verts, faces, _, count = (arrays[name] for name in _STORED)
+    verts, faces, count = arrays["verts"], arrays["faces"], arrays["polygon_count"]
     expected = {
         "verts": ("float64", (len(verts), 3)),
         "faces": ("int64", (len(faces), 3)),
@@ -432,14 +423,3 @@ def _check_stored(arrays: Arrays) -> None:
     for what in {"verts", "normals"} & arrays.keys():
         if not np.isfinite(arrays[what]).all():
             raise ValueError(f"{what} has entries that are not finite")
-
-
-def _merge_corners(
-    verts: NDArray[np.float64], faces: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Merge vertices with identical coordinates. They are numbered by first appearance."""
-    _, first, inverse = np.unique(verts, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return verts[first[order]], rank[inverse.reshape(-1)[faces]]

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import MeshError, OptionError, raised_as
+from diffnet.geometry.errors import IN_BRACKETS, MeshError, OptionError, raised_as
 
 NormalsRule: TypeAlias = Literal["file", "geometry"]
 NORMALS_RULES: tuple[NormalsRule, ...] = get_args(NormalsRule)
@@ -33,21 +33,18 @@ def warn_of_gradients(*sources: Any, stacklevel: int = 4) -> None:
     attributes = [getattr(source, name, None) for source in sources for name in ("pos", "vertices", "normal", "values")]
     parts = [part for each in (*sources, *attributes) for part in (each if isinstance(each, tuple) else (each,))]
     if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
-        text = (
-            "a tensor requires a gradient, which a mesh and its operators don't pass on. assemble of diffnet.geometry "
-        )
-        warnings.warn(f"{text}does; write .detach() if none is needed", stacklevel=stacklevel)
+        text = "a tensor requires a gradient, which a mesh and its operators don't pass on. assemble of diffnet."
+        warnings.warn(f"{text}geometry does; write .detach() if none is needed", stacklevel=stacklevel)
 
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:
     """An array, a tensor or a list as a new array. Raises ValueError, which begins with the name, if that can't be."""
-    try:
+    place = f"{name} are not an array of numbers"
+    with raised_as(ValueError, place, TypeError, ValueError, OverflowError, form=IN_BRACKETS):
         array = on_host(values)
         if np.iscomplexobj(array):
             raise ValueError("they are complex")
         return np.array(array, np.float64)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise ValueError(f"{name} are not an array of numbers ({e})") from e
 
 
 class Source(NamedTuple):

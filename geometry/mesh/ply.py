@@ -141,11 +141,7 @@ def _read_binary(data: bytes, start: int, element: _Element) -> tuple[Columns, i
         rows = np.frombuffer(data, dtype, element.rows, start)
         if all((rows[f"{name}\nlength"] == length).all() for name, length in lengths.items()):
             for prop in properties:
-                values = rows[prop.name].astype(prop.dtype.newbyteorder("="))
-                length = lengths.get(prop.name)
-                columns[prop.name] = (
-                    values if length is None else Lists(np.full(element.rows, length), values.reshape(-1))
-                )
+                columns[prop.name] = _even(rows[prop.name].astype(prop.dtype.newbyteorder("=")))
             return columns, end
     return _read_rows(data, start, element, element.rows)
 
@@ -210,11 +206,13 @@ def _read_table(lines: Iterator[Line], element: _Element) -> Columns | None:
             if not (whole(part) and ((part >= bounds.min) & (part <= bounds.max)).all()):
                 return None
         with np.errstate(over="ignore"):  # numbers beyond float32 are infinite
-            numbers = part.astype(prop.dtype)
-        columns[prop.name] = (
-            numbers if prop.length is None else Lists(np.full(element.rows, length), numbers.reshape(-1))
-        )
+            columns[prop.name] = _even(part.astype(prop.dtype))
     return columns
+
+
+def _even(rows: NDArray[Any]) -> NDArray[Any] | Lists:
+    """A property with a number (N,) or a list of the same length (N, L) in each row."""
+    return rows if rows.ndim == 1 else Lists(np.full(len(rows), rows.shape[1]), rows.reshape(-1))
 
 
 def _read_lines(lines: Iterator[Line], element: _Element) -> Columns:

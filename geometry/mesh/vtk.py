@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.errors import OptionError
+from diffnet.geometry.errors import IN_BRACKETS, OptionError, raised_as
 from diffnet.geometry.files import npz_bytes
 
 Indices: TypeAlias = NDArray[np.int64]
@@ -174,11 +174,9 @@ def _limit(size: int) -> None:
 def _read(file: str) -> Content:
     import pyvista
 
-    try:
-        with pyvista.VtkErrorCatcher(send_to_logging=False) as caught:
-            data = pyvista.get_reader(file).read()
-    except pyvista.VTKExecutionError as e:
-        raise ValueError(f"{_DAMAGED} ({e})") from e
+    damaged = raised_as(ValueError, _DAMAGED, pyvista.VTKExecutionError, form=IN_BRACKETS)
+    with damaged, pyvista.VtkErrorCatcher(send_to_logging=False) as caught:
+        data = pyvista.get_reader(file).read()
     errors = [event.alert for event in caught.error_events]
     errors += [event.alert for event in caught.warning_events if "Error reading" in event.alert]  # missing binary data
     if errors:

@@ -385,12 +385,8 @@ class Reader(NamedTuple):
         if entry is None:
             return operators_of(mesh, options, self.job.cache_dir, device)
         arrays = all_arrays(entry, mesh.verts)
-        if (
-            self.parsed is not None
-            and options.basis == "float32"
-            and has_even_rows(arrays)
-            and not arrays["facts"][-2:].any()
-        ):
+        is_plain = options.basis == "float32" and has_even_rows(arrays) and not arrays["facts"][-2:].any()
+        if self.parsed is not None and is_plain:
             _paths[_key(self.parsed, self.job)] = self.path
         return operators_from(mesh, arrays, options, device)
 

@@ -34,7 +34,7 @@ from diffnet.geometry.options import LAPLACIANS, LaplacianKind, Options, chosen_
 from diffnet.geometry.preprocessing.recipe import optional_arrays
 from diffnet.geometry.store.codec import Arrays
 from diffnet.geometry.store.transfer import to_host
-from diffnet.ops import Pattern, SparseMatrix
+from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_tensor
 
 
@@ -70,47 +70,27 @@ def assemble(verts: Tensor, connectivity: Connectivity, laplacian: LaplacianKind
         raise ValueError(f"verts and the connectivity should be on one device, they are on {devices}")
     if laplacian not in LAPLACIANS:
         raise OptionError(f"laplacian should be one of {', '.join(LAPLACIANS)}, got {laplacian!r}")
-    return packed_parts(c, verts.double(), laplacian).operators(verts.dtype)
+    return packed_parts(c, verts.double(), laplacian, verts.dtype).operators
 
 
 class PackedParts(NamedTuple):
-    """What operators without eigenpairs are made of, float64.
+    """Operators without eigenpairs, and what is needed of them in float64.
 
-    positions: (V, 3)
     rows, columns: of the Laplacian, (nnz,) int64
     unclear: (B,) bool, see `DelaunayLaplacian`
     """
 
-    c: Connectivity
-    positions: Tensor
+    operators: Operators
     shapes: Triangles
     mass: Tensor
-    pattern: Pattern
     rows: Tensor
     columns: Tensor
     laplacian: Tensor
-    gradient: Tensor
-    frames: Tensor
     unclear: Tensor
 
-    def operators(self, dtype: torch.dtype) -> Operators:
-        """The operators in a dtype."""
-        mass = self.mass.to(dtype)
-        return Operators(
-            ptr=self.c.ptr,
-            mass=mass,
-            evals=mass.new_zeros(len(self.c.lengths), 0),
-            evecs=mass.new_zeros(len(mass), 0),
-            laplacian=SparseMatrix(self.pattern, self.laplacian.to(dtype)),
-            gradient=SparseMatrix(self.c.pattern, self.gradient.to(dtype)),
-            frames=self.frames.to(dtype),
-            faces=self.c.faces,
-            face_ptr=self.c.face_ptr,
-        )
 
-
-def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -> PackedParts:
-    """The parts of operators, as differentiable functions of the positions (V, 3) float64."""
+def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind, dtype: torch.dtype) -> PackedParts:
+    """Operators in a dtype and their parts, as differentiable functions of the positions (V, 3) float64."""
     shapes = triangles(c, positions)
     axes = frames(c, shapes.normals)
     if laplacian == "robust":
@@ -121,8 +101,20 @@ def packed_parts(c: Connectivity, positions: Tensor, laplacian: LaplacianKind) -
         areas = c.by_vertex.sums((shapes.doubled / 6).repeat_interleave(3))  # a third of that of each face
         values = cotan_laplacian(c, positions, shapes.edges, shapes.doubled)
         unclear = torch.zeros(len(c.lengths), dtype=torch.bool, device=positions.device)
-    mass, slopes = raised_mass(c, areas), gradient(c, positions, axes)
-    return PackedParts(c, positions, shapes, mass, pattern, rows, columns, values, slopes, axes, unclear)
+    mass = raised_mass(c, areas)
+    rounded = mass.to(dtype)
+    operators = Operators(
+        ptr=c.ptr,
+        mass=rounded,
+        evals=rounded.new_zeros(len(c.lengths), 0),
+        evecs=rounded.new_zeros(len(mass), 0),
+        laplacian=SparseMatrix(pattern, values.to(dtype)),
+        gradient=SparseMatrix(c.pattern, gradient(c, positions, axes).to(dtype)),
+        frames=axes.to(dtype),
+        faces=c.faces,
+        face_ptr=c.face_ptr,
+    )
+    return PackedParts(operators, shapes, mass, rows, columns, values, unclear)
 
 
 class Discretized(NamedTuple):
@@ -157,13 +149,13 @@ def discretize_on(device: torch.device | str, meshes: Sequence[Mesh], options: O
         positions, c = packed_surfaces(device, [meshes[i] for i in places])
         refused = set[int]() if options.join == "never" else _may_be_joined(c, positions, options.join == "always")
         if not refused:
-            parts = packed_parts(c, positions, chosen_laplacian(options.laplacian, options.operators))
-            operators = parts.operators(torch.float32)
-            refused = _refused(parts, operators)
+            laplacian = chosen_laplacian(options.laplacian, options.operators)
+            parts = packed_parts(c, positions, laplacian, torch.float32)
+            refused = _refused(c, positions, parts)
             if not refused:
                 entries = parts.rows, parts.columns, parts.laplacian
                 problem = PackedProblem(c.lengths, *entries, parts.mass, positions)
-                return Discretized(places, _along_surface(operators, c), problem)
+                return Discretized(places, _along_surface(parts.operators, c), problem)
         places = [i for number, i in enumerate(places) if number not in refused]
     return None
 
@@ -202,21 +194,21 @@ def _may_be_joined(c: Connectivity, positions: Tensor, always: bool) -> set[int]
     return set(mesh[1:][equal].tolist())
 
 
-def _refused(parts: PackedParts, operators: Operators) -> set[int]:
+def _refused(c: Connectivity, positions: Tensor, parts: PackedParts) -> set[int]:
     """The meshes with an unclear result, and those for which `discretize` raises an error."""
-    c, shapes = parts.c, parts.shapes
+    operators, shapes = parts.operators, parts.shapes
     longest = torch.stack([dot(edges, edges) for edges in (shapes.edges[:, 0], shapes.edges[:, 2])]).amax(0)
     of_faces = torch.stack([shapes.doubled, longest], 1)
     of_corners = F.pad(of_faces[:, None], (0, 0, 0, 2)).view(-1, 2)  # counts each face at its first corner
     area, squares = c.per_mesh.sums(c.by_vertex.sums(of_corners)).unbind(1)
     infinite = [
         ~operators.mass.isfinite(),
-        sums((~operators.laplacian.values.isfinite()).double(), parts.pattern.indptr.long().diff()),
+        sums((~operators.laplacian.values.isfinite()).double(), operators.laplacian.pattern.indptr.long().diff()),
         sums((~operators.gradient.values.isfinite()).any(0).double(), c.entries_of_rows),
         (~operators.frames.isfinite()).flatten(1).any(1),
     ]
     totals = c.per_mesh.sums(torch.stack([x.double() for x in (c.used, parts.mass, *infinite)], 1))
-    usable = (totals[:, :2] > 0).all(1) & (totals[:, 2:] == 0).all(1) & (radius(c, parts.positions) > 0)
+    usable = (totals[:, :2] > 0).all(1) & (totals[:, 2:] == 0).all(1) & (radius(c, positions) > 0)
     usable &= (area > 1e-6 * squares) & ~parts.unclear
     return {number for number, is_usable in enumerate(usable.tolist()) if not is_usable}
 
@@ -264,9 +256,8 @@ def entry_arrays(operators: Operators) -> list[Arrays]:
     for which, matrix in (("laplacian", o.laplacian), ("gradient", o.gradient)):
         starts = matrix.pattern.stored_indptr[o.ptr].long()
         local = matrix.pattern.stored_indices - _repeated(o.ptr[:-1], starts)
-        values = matrix.values if which == "laplacian" else _mesh_by_mesh(matrix.values, starts)
         tensors |= {f"{which}_indptr": matrix.pattern.stored_indptr.int(), f"{which}_indices": local.int()}
-        tensors |= {which: values, f"{which}_starts": starts}
+        tensors |= {which: matrix.values, f"{which}_starts": starts}
     host = to_host(tensors)
     return [_of_mesh(host, i, first, end) for i, (first, end) in enumerate(pairwise(host["ptr"].tolist()))]
 
@@ -274,10 +265,9 @@ def entry_arrays(operators: Operators) -> list[Arrays]:
 def _of_mesh(host: Arrays, mesh: int, first: int, end: int) -> Arrays:
     """The arrays of the mesh that owns the vertices first:end."""
     arrays = optional_arrays() | {"mass": host["mass"][first:end], "frames": host["frames"][first:end]}
-    for which, sets in (("laplacian", 1), ("gradient", 2)):
+    for which in ("laplacian", "gradient"):
         begin, stop = host[f"{which}_starts"][mesh : mesh + 2]
-        values = host[which][sets * begin : sets * stop]
-        arrays[which] = values if sets == 1 else values.reshape(sets, -1)
+        arrays[which] = host[which][..., begin:stop]
         arrays[f"{which}_indptr"] = host[f"{which}_indptr"][first : end + 1] - np.int32(begin)
         arrays[f"{which}_indices"] = host[f"{which}_indices"][begin:stop]
     order = host.get("row_order", np.zeros(0, np.int32))[first:end]
@@ -288,12 +278,3 @@ def _of_mesh(host: Arrays, mesh: int, first: int, end: int) -> Arrays:
 def _repeated(values: Tensor, starts: Tensor) -> Tensor:
     """The value of each extent, repeated for each of its rows. starts: where the extents begin, and the end"""
     return values.repeat_interleave(starts.diff())
-
-
-def _mesh_by_mesh(values: Tensor, starts: Tensor) -> Tensor:
-    """Values (2, nnz) as one vector, in which each mesh has its first row and then its second row."""
-    places = torch.arange(values.shape[1], device=values.device) + _repeated(starts[:-1], starts)
-    mixed = torch.empty(2 * values.shape[1], dtype=values.dtype, device=values.device)
-    mixed[places] = values[0]
-    mixed[places + _repeated(starts.diff(), starts)] = values[1]
-    return mixed
