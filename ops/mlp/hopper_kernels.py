@@ -20,7 +20,7 @@ from triton.language import PropagateNan
 
 from diffnet.ops.common.launcher import launched
 from diffnet.ops.common.tiling import SIZES, aligned, cdiv, empty_planes, processors
-from diffnet.ops.mlp.linear_kernels import draw, mix, threshold_and_scale, word_count
+from diffnet.ops.mlp.dropout_kernels import draw, mix, threshold_and_scale, word_count
 
 BARRIER = getattr(gl, "barrier", None) or gl.thread_barrier  # renamed in Triton 3.7
 
@@ -105,7 +105,7 @@ def load_x(kept, x, stride: gl.constexpr, tile, rows_size):
 
 @gluon.jit
 def _dropped(low, high, tile, threshold, BLOCK: gl.constexpr, WORDS: gl.constexpr):
-    """The same as `linear_kernels.dropped` for a block of a tile. Four neighboring threads draw one each for all."""
+    """The same as `dropout_kernels.dropped` for a block of a tile. Four neighboring threads draw one each for all."""
     rows = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, WORDS_OF_ROWS))
     by_row = _mix(_mix(rows.to(gl.uint32) ^ low) ^ high)
     columns = BLOCK * 4 + gl.arange(0, 4, layout=gl.SliceLayout(0, WORDS_OF_ROWS))

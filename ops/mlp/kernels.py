@@ -29,14 +29,8 @@ from diffnet.ops.common.tiling import (
     row_major,
     tile,
 )
-from diffnet.ops.mlp.linear_kernels import (
-    activated,
-    inputs_backward,
-    linear,
-    linear_backward,
-    threshold_and_scale,
-    word_count,
-)
+from diffnet.ops.mlp.dropout_kernels import threshold_and_scale, word_count
+from diffnet.ops.mlp.linear_kernels import activated, inputs_backward, linear, linear_backward
 
 
 def forward_tiling(inputs: Sequence[Tensor], weights: Sequence[Tensor], dropout: bool) -> Tiling | None:

@@ -21,13 +21,8 @@ from diffnet.ops.definition import BlockArguments
 from diffnet.ops.diffusion_features import op as block
 from diffnet.ops.diffusion_features.op import diffusion_block
 from diffnet.ops.mlp import kernels, linear_kernels
-from diffnet.ops.mlp.linear_kernels import (
-    inputs_backward,
-    linear,
-    linear_backward,
-    threshold_and_scale,
-    word_count,
-)
+from diffnet.ops.mlp.dropout_kernels import threshold_and_scale, word_count
+from diffnet.ops.mlp.linear_kernels import inputs_backward, linear, linear_backward
 from diffnet.ops.mlp.op import MAX_INPUTS, mlp_forward
 
 pytest.importorskip("triton")
