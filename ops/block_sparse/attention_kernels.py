@@ -24,7 +24,6 @@ from diffnet.ops.common.tiling import (
     has_large_shared_memory,
     interpreted,
     nvidia_options,
-    on_blackwell,
     power_of_2,
 )
 
@@ -62,17 +61,16 @@ def attention_backward(
     delta = torch.empty_like(sums)
     given = (*_tensors(inputs), sums, delta, grad)
     scales = inputs.scale, inputs.scale * math.log2(math.e)
+    step = LARGE_BACKWARD_STEP if _is_large(inputs, 64) else STEP
     if grad_q.numel() > 0:
         programs, shape, flags = _launch(arrays.indptr, inputs, 64)
-        if _is_large(inputs, 64 if on_blackwell(query) else 128):
-            flags["BLOCK_K"] = min(flags["BLOCK_K"], LARGE_BACKWARD_STEP)
+        flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
         block_attention_backward_query_kernel[programs](
             arrays.indptr, arrays.indices, *given, out, grad_q, *shape, *scales, **flags
         )
     if grad_k.numel() > 0:
         programs, shape, flags = _launch(arrays.t_indptr, inputs, 64)
-        if _is_large(inputs):
-            flags["BLOCK_K"] = min(flags["BLOCK_K"], 16 if on_blackwell(query) else LARGE_BACKWARD_STEP)
+        flags["BLOCK_K"] = min(flags["BLOCK_K"], step)
         if flags["BLOCK_R"] == flags["BLOCK_C"] == 64 and key.element_size() == 2:
             flags |= nvidia_options(maxnreg=168)  # three programs then fit on one multiprocessor
         block_attention_backward_key_kernel[programs](
@@ -97,8 +95,7 @@ def _tensors(inputs: AttentionInputs) -> tuple[Tensor, ...]:
 def _is_large(inputs: AttentionInputs, block: int = 128) -> bool:
     """Return whether tiles are so large that shared memory has room for small steps only.
 
-    block: the size of blocks from which on they are. It is smaller on Blackwell, where the compiler takes more shared
-        memory for the same tiles than on Hopper.
+    block: the size of blocks from which on they are. It is smaller in the backward.
     """
     return inputs.block >= block and inputs.query.element_size() == 4 and inputs.query.shape[3] > 64
 
