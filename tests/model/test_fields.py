@@ -167,7 +167,7 @@ def test_all_fields_are_known_under_graphs() -> None:
 DECLARATION = (
     "diffnet/options.py",
     "class BlockArchitecture(Checked):\n",
-    """    strength: float = field(default=1.0, metadata=about("Factor of the weights of the last layers.", least=0))
+    """    strength: float = of_network(1.0, "Factor of the weights of the last layers.", least=0)
 """,
 )
 USE = (
