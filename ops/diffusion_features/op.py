@@ -210,7 +210,7 @@ class _Block(torch.autograd.Function):
 
         saved, layers = ctx.saved_tensors, ctx.layers
         (x, features), matrices = saved[:2], saved[2 : 2 + layers]
-        diffused, *hidden = saved[2 + layers : -13]
+        diffused, *hidden = saved[2 + layers : -13]  # behind the signs for Hopper are 13 others
         bias, seeds, *rest = saved[-13:]
         (mass, evals, evecs, gradient_evecs, time, a_re, a_im, ptr), (spectrum, d, table) = rest[:8], rest[8:]
         if diffused is None:
