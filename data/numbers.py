@@ -218,9 +218,11 @@ def checked_columns(path: Path, rows: NDArray[Any], names: list[str] | None = No
 
 
 def check_names(path: Path, names: list[str], what: str = "columns") -> None:
-    """Raises DataError for columns without a name, and for two of one name. Networks, options and scores tell by it.
+    """Raises DataError for columns without a name, and for two of one name.
 
-    what: columns, or classes, which all have a name
+    Networks, options and scores tell columns and classes by their names.
+
+    what: "columns", or "classes", of which each has a name
     """
     for i, name in enumerate(names):
         if not name:

@@ -25,7 +25,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import DistError, DistNetworkError, DistStoreError, PrefixStore, Store, TCPStore  # type: ignore
+from torch.distributed import (  # type: ignore[attr-defined]
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import npy_bytes

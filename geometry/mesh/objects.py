@@ -33,8 +33,9 @@ def warn_of_gradients(*sources: Any, stacklevel: int = 4) -> None:
     attributes = [getattr(source, name, None) for source in sources for name in ("pos", "vertices", "normal", "values")]
     parts = [part for each in (*sources, *attributes) for part in (each if isinstance(each, tuple) else (each,))]
     if any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts):
-        text = "a tensor requires a gradient, which a mesh and its operators don't pass on. assemble of diffnet."
-        warnings.warn(f"{text}geometry does; write .detach() if none is needed", stacklevel=stacklevel)
+        text = "a tensor requires a gradient, which a mesh and its operators don't pass on. "
+        advice = "assemble of diffnet.geometry does; write .detach() if none is needed"
+        warnings.warn(text + advice, stacklevel=stacklevel)
 
 
 def real_array(name: str, values: Any) -> NDArray[np.float64]:

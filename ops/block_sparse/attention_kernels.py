@@ -170,9 +170,9 @@ def block_attention_forward_kernel(
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """out = softmax(scale · Q Kᵀ) V and sums = log₂ Σ exp(scale · Q Kᵀ) of a block row. scale2 = scale · log₂ e."""
-    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
-    r = own + tl.arange(0, BLOCK_R)
-    q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
+    block_row, z, head, place, first_row = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
+    r = first_row + tl.arange(0, BLOCK_R)
+    q = _tile(query, head * rows, first_row, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(indptr + block_row)
     last = tl.load(indptr + block_row + 1)
@@ -217,13 +217,13 @@ def block_attention_backward_query_kernel(
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dQ = scale · dS K, where dS = P ∘ (dO Vᵀ − δ). The inner products δ of dO and O are stored, too."""
-    block_row, z, head, place, own = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
-    r = own + tl.arange(0, BLOCK_R)
-    q = _tile(query, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
-    g = _tile(grad, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
+    block_row, z, head, place, first_row = _place(all_block_rows, block_rows, heads, BLOCK, BLOCK_R)
+    r = first_row + tl.arange(0, BLOCK_R)
+    q = _tile(query, head * rows, first_row, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
+    g = _tile(grad, head * rows, first_row, rows, channels, WHOLE, BLOCK_R, BLOCK_C)
     base = tl.load(sums + head * rows + r, mask=r < rows, other=0)
     d = tl.sum(
-        g.to(tl.float32) * _tile(out, head * rows, own, rows, channels, WHOLE, BLOCK_R, BLOCK_C).to(tl.float32), 1
+        g.to(tl.float32) * _tile(out, head * rows, first_row, rows, channels, WHOLE, BLOCK_R, BLOCK_C).to(tl.float32), 1
     )
     tl.store(delta + head * rows + r, d, mask=r < rows)
     steps: tl.constexpr = BLOCK // BLOCK_K
@@ -263,10 +263,10 @@ def block_attention_backward_key_kernel(
 
     Keys vary along the first axis of the scores. The scores can then be left factors directly from registers.
     """
-    block_column, z, head, place, own = _place(all_block_columns, block_columns, heads, BLOCK, BLOCK_R)
-    n = own + tl.arange(0, BLOCK_R)
-    k = _tile(key, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
-    v = _tile(value, head * columns, own, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
+    block_column, z, head, place, first_row = _place(all_block_columns, block_columns, heads, BLOCK, BLOCK_R)
+    n = first_row + tl.arange(0, BLOCK_R)
+    k = _tile(key, head * columns, first_row, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
+    v = _tile(value, head * columns, first_row, columns, channels, WHOLE, BLOCK_R, BLOCK_C)
     steps: tl.constexpr = BLOCK // BLOCK_K
     first = tl.load(t_indptr + block_column)
     last = tl.load(t_indptr + block_column + 1)

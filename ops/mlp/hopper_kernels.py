@@ -88,7 +88,7 @@ def zero():
     """Return 0 in a way that the compiler does not see through.
 
     Addresses of weights that depend on it are computed in each tile. Else all 40 would stay in registers, and others
-    would be written to memory. The forward takes 18 % less time.
+    would be written to memory. With this and the order of bits in words, the forward takes 18 % less time.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -340,7 +340,7 @@ def _walk_back(
         gl.store(grad2 + place + at, y, mask=inside)
         y = _end(z)
         y = _masked(y, signs1, c, keep_scale).to(dtype)
-        z = _start(y, w.index(base + 0), zeros)
+        z = _start(y, w.index(base), zeros)
         gl.store(grad1 + place + at, y, mask=inside)
         added = g  # takes 6 % less time than reading it again
         later = tile + step

@@ -81,13 +81,13 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
     Each row joins the one with the smallest random number among its columns and itself. The groups are the rows of a
     smaller pattern, which is treated in the same way. Rows of a group are neighbors, on each of these levels.
     """
-    count, device, own_order = len(indptr) - 1, indices.device, indices.new_empty(0)
+    count, device, no_order = len(indptr) - 1, indices.device, indices.new_empty(0)
     if count != columns or min(count, len(indices)) <= MAX_GAP or indices.is_meta:
-        return own_order
+        return no_order
     entries = torch.stack([row_of_each(indptr, indices), indices])
     gap = entries.diff(dim=0).abs().double().mean()
     if gap < MAX_GAP:
-        return own_order
+        return no_order
     generator = torch.Generator(device).manual_seed(0)
     between, groups, levels = entries, count, list[Tensor]()
     while between.shape[1] > 0 and groups * GROUP > count:
@@ -104,4 +104,4 @@ def near_rows(indptr: Tensor, indices: Tensor, columns: int) -> Tensor:
         order = torch.sort(place[level], stable=True).indices
         place = inverse_order(order)
     new_gap = place[entries].diff(dim=0).abs().double().mean()
-    return order.to(indices.dtype) if MIN_GAIN * new_gap < gap else own_order
+    return order.to(indices.dtype) if MIN_GAIN * new_gap < gap else no_order

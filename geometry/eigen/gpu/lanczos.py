@@ -81,8 +81,8 @@ def connected_components(problem: PackedProblem) -> Tensor:
     label = torch.arange(len(problem.mass), device=problem.mass.device)
     while True:
         # Each component takes the smallest number that an edge leads to. Then numbers are followed to their ends.
-        own = label[problem.rows]
-        joined = label.scatter_reduce(0, own, torch.minimum(own, label[problem.columns]), "amin")
+        of_rows = label[problem.rows]
+        joined = label.scatter_reduce(0, of_rows, torch.minimum(of_rows, label[problem.columns]), "amin")
         joined = joined[joined]
         joined = joined[joined]
         if torch.equal(joined, label):

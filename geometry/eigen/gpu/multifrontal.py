@@ -177,7 +177,7 @@ def _tables(dissection: Dissection, graph: Tensor, rows: Tensor, columns: Tensor
     vertices[own_slots] = own
     vertices[torch.arange(len(keys), device=device) + border_shift[keys // stride]] = keys % stride
     # The row of the vertex of each slot in the updates of both children. Largest numbers end each search.
-    keys, nodes = (torch.cat([found, found.new_full((1,), torch.iinfo(found.dtype).max)]) for found in (keys, nodes))
+    keys, nodes = (torch.cat([x, x.new_full((1,), torch.iinfo(x.dtype).max)]) for x in (keys, nodes))
     children = 2 * nodes[:-1] + torch.arange(2, device=device)[:, None]
     child = torch.searchsorted(nodes, children)
     child = torch.where(nodes[child] == children, child, len(depth))
