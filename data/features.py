@@ -53,6 +53,7 @@ def fill_cache(
     device: torch.device | str = "cpu",
     ready: Callable[[int], Any] = lambda position: None,
     positions: Iterable[int] | None = None,
+    leave_large: bool = False,
 ) -> dict[int, str]:
     """Store the operators of all these meshes in the cache, at normalized positions, where `prepare` finds them.
 
@@ -62,6 +63,7 @@ def fill_cache(
     ready: called with the position of each mesh as soon as the cache has it
     positions: those of the meshes that this call should store, instead of all. They are taken one by one, when a
         process or a GPU can start on them.
+    leave_large: don't compute meshes that the device would compute. They are ready without an entry.
 
     Returns an error message for each mesh that can't be used, by position. These don't hold up the others.
 
@@ -71,8 +73,8 @@ def fill_cache(
     remove_abandoned(cache_dir)
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job, place = CacheJob(options.decisive, cache_dir, options.normalize), torch.device(device)
-    run = many.OperatorRun(sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions)
-    return run.run()
+    receive = lambda position, _: ready(position)  # noqa: E731
+    return many.OperatorRun(sources, job, jobs, place, receive, False, advance, positions, leave_large).run()
 
 
 def input_features(

@@ -154,6 +154,7 @@ class OperatorRun:
     keep: pass operators on as soon as they are computed. Otherwise they are ready when the cache has them.
     positions: of the meshes; None for all. Several machines can share them, and worker processes compute these meshes
         also if jobs is 1.
+    leave_large: pass on meshes that suit the device without operators; the receiver computes them
     """
 
     sources: Sequence[MeshLike]
@@ -164,6 +165,7 @@ class OperatorRun:
     keep: bool
     advance: Callable[[], Any] = lambda: None
     positions: Iterable[int] | None = None
+    leave_large: bool = False
 
     def __post_init__(self) -> None:
         self._shared = self.positions is not None  # with other calls
@@ -181,7 +183,7 @@ class OperatorRun:
         # Few meshes get several threads each. How many are left to shared positions is not known, and rounding depends
         # on the number of threads.
         workers = self._jobs if self._shared else len(first)
-        if first and self.device.type == "cpu":
+        if first and (self.leave_large or self.device.type == "cpu"):
             self._compute(self._waiting, self._finish, workers)
         elif first:
             self._compute_with_gpu(workers)

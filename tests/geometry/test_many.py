@@ -241,6 +241,10 @@ def test_a_gpu_computes_the_large_meshes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(many, "POSITIONS", 4)
     assert fill_cache(sources, PREPROCESSING, tmp_path / "other", jobs, device="meta") == failed
     assert sorted(call.args[0].name for call in compute.call_args_list) == ["ellipsoid 0", "ellipsoid 2"]
+    ready.clear()
+    more: Any = {"device": "meta", "ready": ready.append, "leave_large": True}
+    assert fill_cache(sources, PREPROCESSING, tmp_path / "small", jobs, **more) == failed
+    assert (sorted(ready), len(operator_entries(tmp_path / "small"))) == ([0, 1, 3], 1)
 
 
 @pytest.mark.parametrize(("ranks", "expected"), [(1, [32, 32, 32, 4]), (2, [25, 18, 14, 10, 8, 8, 8, 8, 1])])

@@ -30,6 +30,7 @@ from diffnet.data.numbers import read_columns
 from diffnet.data.prepared import PreparedSamples
 from diffnet.geometry import Attributes, label_instances, load_attributes, load_mesh
 from diffnet.geometry.files import csv_rows, csv_text
+from diffnet.geometry.preprocessing import one
 from diffnet.train import network_input, predict_labels
 from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import predict as predict_module
@@ -447,6 +448,28 @@ def test_workers_preprocess_meanwhile(tmp_path: Path) -> None:
     reports = (table_of(tmp_path / name / "report.csv") for name in ("alone", "ahead"))
     first, second = ([(row["file"], row["reason"]) for row in rows] for rows in reports)
     assert first == second
+
+
+@pytest.mark.gpu
+def test_a_gpu_preprocesses_large_meshes(tmp_path: Path) -> None:
+    """Cores preprocess the small ones. Predictions equal those of a CPU, with a cache and without one."""
+    checkpoint = write_network(tmp_path / "a.safetensors", k=16)
+    sources = write_balls(tmp_path / "in", 2)
+    for i in range(2):
+        ball = trimesh.creation.icosphere(subdivisions=5)
+        sources.append(tmp_path / "in" / f"large{i}.ply")
+        trimesh.Trimesh(ball.vertices * (1 + 0.2 * i, 0.8, 0.7), ball.faces).export(sources[-1])
+    found = {}
+    for name, *options in (("cpu", "cpu"), ("gpu", "cuda"), ("cached", "cuda", "--cache", tmp_path / "cache")):
+        predict = ["predict", *sources, "--checkpoint", checkpoint, "--out", tmp_path / name, "--device", *options]
+        with patch.object(one, "compute_on", wraps=one.compute_on) as compute:
+            output(*predict, "--probabilities", tmp_path / f"{name}.npz")
+        assert compute.call_count == (0 if name == "cpu" else 2)
+        with np.load(tmp_path / f"{name}.npz") as arrays:
+            found[name] = np.concatenate([arrays[key] for key in arrays.files if arrays[key].dtype.kind == "f"])
+    assert len(found["cpu"]) > 20_000
+    for name in ("gpu", "cached"):
+        np.testing.assert_allclose(found[name], found["cpu"], rtol=0, atol=1e-3)
 
 
 QUALITY = {"statistics": {"q": {"mean": [0.0], "std": [1.0]}}}

@@ -18,6 +18,8 @@ from diffnet.geometry.files import as_text, csv_rows, csv_text, make_folder, nam
 from diffnet.train.console import complain, console, progress_bar, user_message
 
 if TYPE_CHECKING:
+    import torch
+
     from diffnet.data import Preprocessing
     from diffnet.train.ranks import Ranks
 
@@ -123,7 +125,7 @@ def work_through(
     resume: bool = False,
     table: GrowingTable | None = None,
     keep: Callable[[int, Any], Any] = lambda i, value: None,
-    ahead: tuple[Preprocessing, Path, int | None] | None = None,
+    ahead: tuple[Preprocessing, Path, int | None, torch.device] | None = None,
 ) -> list[str]:
     """Call work(i) for each item, with a progress bar. One that can't be used does not stop the others.
 
@@ -135,8 +137,9 @@ def work_through(
     resume: whether complete results of an earlier call stay, see `_complete`
     table: the results, if they are not files, with the rows of an earlier call, of which the complete ones stay
     keep: called in rank 0 with the number of each item and with what `work` returned, a value of `Ranks`
-    ahead: (options, cache, jobs): the cores preprocess the next meshes in `Item.read` into the cache meanwhile. If
-        there are several ranks, each item has only one.
+    ahead: (options, cache, jobs, device): the cores preprocess the next meshes in `Item.read` into the cache
+        meanwhile, but for large ones, which `work` preprocesses on the device. If there are several ranks, each item
+        has only one mesh.
 
     Returns the reasons of the items that failed, to all ranks.
     """
@@ -215,6 +218,7 @@ def _preprocessed_ahead(
     options: Preprocessing,
     cache: Path,
     jobs: int | None,
+    device: torch.device,
     ranks: Ranks,
 ) -> dict[int, str]:
     """Call one(i) for each of these items when its meshes are in the cache. Returns reasons for those that fail before.
@@ -238,7 +242,7 @@ def _preprocessed_ahead(
                 one(i)
 
     shared = None if ranks.is_alone else ranks.handed_out(len(meshes))
-    failed = fill_cache(meshes, options, cache, jobs, ready=ready, positions=shared)
+    failed = fill_cache(meshes, options, cache, jobs, device=device, leave_large=True, ready=ready, positions=shared)
     reasons = {meshes[position]: reason for position, reason in failed.items()}
     first = {i: next((mesh for mesh in items[i].read if mesh in reasons), None) for i in positions}
     return {i: reasons[mesh] for i, mesh in first.items() if mesh is not None}

@@ -193,7 +193,7 @@ def _match_pairs(
 
         ahead = None
         if cache_dir is not None and expected.normalize and ranks.is_alone:
-            ahead = expected.options.preprocessing, cache_dir, options["jobs"]
+            ahead = expected.options.preprocessing, cache_dir, options["jobs"], device
         more = {} if functional_maps is None else {"functional_maps": str(functional_maps)}
         failed = work_through(
             items,

@@ -181,9 +181,8 @@ def predict(
         numbers = {as_text(str(source)): i for i, source in enumerate(sources)}
         rows = {numbers[name]: row for name, row in earlier.items() if name in numbers}
         table = GrowingTable(files[0], header, rows) if one_table else None
-        predicted_of = predictor(
-            network, pick_device(options["device"]), cache, probabilities is not None, smooth, least, behind, threshold
-        )
+        device = pick_device(options["device"])
+        predicted_of = predictor(network, device, cache, probabilities is not None, smooth, least, behind, threshold)
         predictions: dict[int, Predicted] = {}
         tilted: list[str] = []
         written: list[Path] = []
@@ -214,7 +213,7 @@ def predict(
 
         ahead = None
         if cache is not None and len(sources) > 1 and expected.normalize and settings.max_faces is None:
-            ahead = settings.preprocessing, cache, jobs
+            ahead = settings.preprocessing, cache, jobs, device
         failed = work_through(
             items,
             work,

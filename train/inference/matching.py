@@ -119,7 +119,7 @@ def match_meshes(
     names = "the first mesh", "the second mesh"
     upright = expected.options.upright
     warn_of_tilted([name for name, mesh in zip(names, (first, second), strict=True) if is_tilted(mesh, upright)])
-    one, other = (input_sample(mesh, expected, cache_dir).to(device) for mesh in (first, second))
+    one, other = (input_sample(mesh, expected, cache_dir, device=device).to(device) for mesh in (first, second))
     most = min(one.operators.k, len(first.verts), len(second.verts))
     options = replace(expected.options, map_k=min(expected.options.map_k, most))
     pair, reverse = (

@@ -205,7 +205,7 @@ def _outputs(
 
     def outputs_of(source: MeshLike, conditions: Mapping[str, float]) -> tuple[Mesh, Tensor]:
         mesh = load_mesh(source)
-        sample = input_sample(mesh, expected, cache_dir, conditions=conditions)
+        sample = input_sample(mesh, expected, cache_dir, conditions=conditions, device=place)
         outputs = network_outputs(network, sample, expected.options, place)
         at, options = expected.labels_at, expected.options.preprocessing
         edges = file_edges(mesh) if at == "edges" and mesh.has_polygons else None
@@ -225,11 +225,13 @@ def input_sample(
     cache_dir: str | os.PathLike[str] | None = None,
     arrays: Mapping[str, Any] | None = None,
     conditions: Mapping[str, float] = NO_CONDITIONS,
+    device: torch.device | str = "cpu",
 ) -> Sample:
-    """A mesh as a network takes it, without labels. A decimated mesh takes its outputs to the full one.
+    """A mesh as a network takes it, on the CPU, without labels. A decimated mesh takes its outputs to the full one.
 
     arrays: own arrays by name, see `own_arrays`
     conditions: of the mesh by name
+    device: the device that computes the operators of a large mesh, see `precompute`
 
     Raises OptionError for other conditions than those of the network, MeshError for a mesh that can't be used, and
     DataError for an own array that can't be used.
@@ -242,10 +244,11 @@ def input_sample(
     item, at = LabeledMesh(mesh.name, mesh, np.zeros(0, np.int64), values, conditions=row), expected.labels_at
     item, back = decimated_to_score(item, at, expected.options.max_faces, options.features, cache_dir)
     if expected.normalize:
-        input_mesh, operators = prepare(item.mesh, options, cache_dir)
+        input_mesh, operators = prepare(item.mesh, options, cache_dir, device)
     else:
-        input_mesh, operators = item.mesh, precompute(item.mesh, **asdict(options.decisive), cache_dir=cache_dir)
-    return sample_of(item, input_mesh, operators, options, statistics, Interpolation.to_score(mesh, at, back))
+        input_mesh = item.mesh
+        operators = precompute(input_mesh, **asdict(options.decisive), cache_dir=cache_dir, device=device)
+    return sample_of(item, input_mesh, operators.cpu(), options, statistics, Interpolation.to_score(mesh, at, back))
 
 
 def _condition_row(expected: NetworkInput, conditions: Mapping[str, float]) -> NDArray[Any]:

@@ -99,7 +99,7 @@ def run_evaluation(
         def load(i: int) -> Sample:
             item = standard_items[i]
             conditions = dict(zip(options.condition_names, items[i].conditions.tolist(), strict=True))
-            sample = input_sample(item.mesh, expected, cache_dir, item.arrays, conditions)
+            sample = input_sample(item.mesh, expected, cache_dir, item.arrays, conditions, device)
             return replace(sample, labels=torch.as_tensor(item.labels))
 
         meshes = OnDemand(len(items), load)
