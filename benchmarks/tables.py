@@ -196,6 +196,81 @@ def matching(results: Path) -> str:
     return text + table(["vertices", *peers], lines)
 
 
+OPERATIONS = {
+    "gradient-features": "gradient features",
+    "to-spectral": "projection to the basis",
+    "mlp": "MLP with dropout",
+}
+
+
+def operations(results: Path) -> str:
+    """The dense operations of a block, each way, with their share of the floor."""
+    text = "## Operations of a block\n\n"
+    lines = []
+    for benchmark, title in OPERATIONS.items():
+        found = Results(results.parent / "kernels-h200" / "operations", benchmark)
+        text += "" if lines else f"{found.source()}\n"
+        for way in found.values("pass"):
+            case = {"pass": way, "width": "256"}, {"pass": way, "width": "128"}
+            compiled, own = ([found.ms(peer, **each) for each in case] for peer in ("compiled", "triton"))
+            faster = [f"{a / b:.1f}×" for a, b in zip(compiled, own, strict=True) if a and b]
+            shares = [_share(found, "triton", **each) for each in case]
+            cells = [[_ms(x) for x in compiled], [_ms(x) for x in own], faster, shares]
+            lines.append([f"{title}, {way}", *(f"{wide} ({narrow})" for wide, narrow in cells)])
+    text += "In bf16 with 128 eigenpairs. The width is 256; values for width 128 are in parentheses.\n\n"
+    return text + table(["operation", "`torch.compile`", "diffnet", "speedup", "share of the floor"], lines)
+
+
+def sparse(results: Path) -> str:
+    """Products of sparse matrices, block attention and eigenbases, beside their peers."""
+    kernels = results.parent / "kernels-h200"
+    products = Results(kernels / "spmm", "spmm")
+    lines = []
+    for order in products.values("order"):
+        for dtype in products.values("dtype"):
+            case = {"order": order, "dtype": dtype}
+            cells = [f"{_ms(products.ms(peer, **case))}, {_share(products, peer, **case)}" for peer in products.peers()]
+            lines.append([order, dtype, *cells])
+    text = f"## Sparse products, attention and eigenbases\n\n{products.source()}\n"
+    text += "A matrix of a mesh with 1,000,000 rows times 128 columns, with the share of the floor.\n\n"
+    text += table(["order of the rows", "dtype", *(f"`{peer}`" for peer in products.peers())], lines)
+    attention = Results(kernels / "attention", "block-attention")
+    text += f"\n{attention.source()}\nBlock-sparse attention with blocks of 128:\n\n"
+    lines = []
+    for density in attention.values("density"):
+        for way in attention.values("pass"):
+            cells = [_ms(attention.ms(peer, **{"density": density, "pass": way})) for peer in ("triton", "flex")]
+            lines.append([density, way, *cells])
+    text += table(["density", "pass", "diffnet", "FlexAttention"], lines)
+    basis = Results(kernels / "eigenbasis", "eigenbasis")
+    text += f"\n{basis.source()}\n96 eigenpairs of a Laplacian, to the memory of the host or of the GPU:\n\n"
+    lines = []
+    for v in basis.values("vertices"):
+        lines.append([f"{int(v):,}", *(_ms(basis.ms(peer, vertices=v)) for peer in basis.values("peer"))])
+    return text + table(["vertices", *basis.values("peer")], lines)
+
+
+def conditions(results: Path) -> str:
+    """A training step with conditions and tokens."""
+    found = Results(results / "conditions", "conditioned-step")
+    text = "## Conditions and tokens\n\n" + found.source() + "\n"
+    text += "A training step on one mesh of 10,000 vertices in a CUDA graph, in bf16:\n\n"
+    names = {
+        "neither": "neither conditions nor tokens",
+        "conditions": "two conditions",
+        "tokens": "16 tokens",
+        "both": "both",
+    }
+    lines = []
+    for peer, name in names.items():
+        cells = []
+        for column in ("median_ms", "gpu_ms"):
+            value, least = found.number(column, peer), found.number(column, "neither")
+            cells.append(_ms(value) + (f" ({value / least:.2f}×)" if value and least and peer != "neither" else ""))
+        lines.append([name, *cells])
+    return text + table(["network", "wall-clock time", "of the GPU"], lines)
+
+
 STEPS = "Times are wall-clock times of steps that follow each other, with the time of the GPU alone in parentheses.\n"
 TABLES: dict[str, Callable[[Path], str]] = {
     "short": short,
@@ -205,6 +280,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "compiled": partial(in_every_dtype, "Training step, compiled", "compiled", "train-step", gpu=False),
     "training-loop": training_loop,
     "command": command,
+    "conditions": conditions,
+    "operations": operations,
+    "sparse": sparse,
     "tasks": tasks,
     "maps": maps,
     "matching": matching,
@@ -266,6 +344,11 @@ def _by_size(found: Results, dtype: str, peers: dict[str, str], gpu: bool = Fals
 
 def _time_and_memory(found: Results, peer: str, **case: str) -> str:
     return f"{_ms(found.ms(peer, **case))}, {_gib(found.number('peak_mb', peer, **case))}"
+
+
+def _share(found: Results, peer: str, **case: str) -> str:
+    share = found.number("floor_share", peer, **case)
+    return "not measured" if share is None else f"{100 * share:.0f} %"
 
 
 def _digits(value: float) -> str:
