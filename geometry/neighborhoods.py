@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from diffnet.geometry.discretize.gradient import order_along_surface
@@ -72,6 +71,8 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     >>> nearest_pattern(torch.tensor([[0.0], [1.0], [3.0]]), 2).indices
     tensor([0, 1, 0, 1, 1, 2], dtype=torch.int32)
     """
+    from scipy.spatial import cKDTree  # slow to import, and most commands don't need it
+
     check_count("k", k, 1)
     if not isinstance(points, Tensor):
         raise not_a_tensor("points", points)

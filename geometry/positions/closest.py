@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.spatial import cKDTree
 
 from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh
@@ -30,6 +29,8 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     >>> found.faces, found.weights
     (array([0]), array([[0.25, 0.5 , 0.25]]))
     """
+    from scipy.spatial import cKDTree  # slow to import, and most commands don't need it
+
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
     positions = real_array("points", points)
