@@ -221,6 +221,23 @@ def divide(
     return division
 
 
+def parts_by_folders(paths: Sequence[Path]) -> list[Part] | None:
+    """The part of each mesh, told by a folder above it. None if no folders tell training and test meshes.
+
+    The folders are those below the one that all meshes are in. Raises DataError if they tell the parts of some only.
+    """
+    common = os.path.commonpath([path.absolute() for path in paths])
+    folders = [path.absolute().relative_to(common).parts[:-1] for path in paths]
+    told = [next((pair[0] for name in names if (pair := part_of(name))), None) for names in folders]
+    if not {"train", "test"} <= {*told}:
+        return None
+    if strays := [str(path) for path, part in zip(paths, told, strict=True) if part is None]:
+        raise DataError(
+            f"folders of other meshes tell train and test, but not of {listing(strays)}; add a column split"
+        )
+    return [part for part in told if part is not None]
+
+
 def _places_of_parts(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple[dict[Path, Part], list[str]]:
     """The lists or folders that divide a set, with their parts, and the names of others. Empty if none divides it.
 

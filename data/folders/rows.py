@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from diffnet.data.feature_names import TARGET_TABLE
-from diffnet.data.folders.division import AT_RANDOM, Division, Rule, check_fold, divide, in_parts, part_folders
+from diffnet.data.folders.division import (
+    AT_RANDOM,
+    Division,
+    Rule,
+    check_fold,
+    divide,
+    in_parts,
+    part_folders,
+    parts_by_folders,
+)
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.folders.sources import Fields, read_fields
 from diffnet.data.labeled import DataError, counted
@@ -222,7 +231,11 @@ def _columns(
 
 
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
-    """The rows of each part, by their own splits, else by `divide`."""
+    """The rows of each part, by their own splits, or the folders of files in a table, else by `divide`."""
+    of_table = rows[0].line > 0  # else folders are classes, which may be called train
+    if of_table and not rows[0].split and (parts_told := parts_by_folders([row.path for row in rows])):
+        rows = [row._replace(split=part) for row, part in zip(rows, parts_told, strict=True)]
+        source = "by the folders of the meshes"
     if rows[0].split:
         check_fold(rule.fold, source)
         parts = Division(in_parts((row.split or "test", row) for row in rows), source)

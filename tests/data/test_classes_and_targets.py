@@ -132,6 +132,32 @@ def test_tables_of_whole_meshes(tmp_path: Path) -> None:
 
 WITH_INFINITY = np.zeros((42, 2))
 WITH_INFINITY[3, 1] = -np.inf
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_folders_divide_the_rows_of_a_table(tmp_path: Path, classes: bool) -> None:
+    """They may have more words, and stand below others. A table with a split column doesn't need them."""
+    files = [f"a/{part}/{i}.ply" for part in ("my_train", "my_test") for i in range(2)]
+    for file in files:
+        put(tmp_path / file)
+    put(tmp_path / "a" / "m.ply")
+    table = tmp_path / ("labels.csv" if classes else "targets.csv")
+
+    def load(rows: Sequence[str], **options: Any) -> LabeledMeshes:
+        table.write_text("\n".join(["file,label" if classes else "file,volume", *rows]))
+        return (load_classes if classes else load_targets)(tmp_path, **options)
+
+    rows = [f"{file},{i % 2}" for i, file in enumerate(files)]
+    data = load(rows)
+    assert (parts(data), data.source) == ((files[:2], [], files[2:]), "by the folders of the meshes")
+    assert names(load(rows, needs_train=False).test) == files[2:]
+    message = r"tell train and test, but not of \S*a/m.ply; add a column split"
+    refused(DataError, message, load, [*rows, "a/m.ply,1"])
+    put(tmp_path / "b" / "m.ply")
+    rest = [*(row for row in rows if "test" not in row), "a/m.ply,1", "b/m.ply,0"]
+    assert load(rest).source == "at random, seed 0"
+
+
 HEADER = "targets.csv: the first line should be file,COLUMN,… or file,COLUMN,…,split, got "
 
 
