@@ -30,6 +30,12 @@ def check_eigenpairs(operators: Operators) -> None:
     with_eigenpairs("spectral diffusion", operators, ', or diffusion="implicit" in the network')
 
 
+def as_weights(x: Tensor, layer: nn.Module) -> Tensor:
+    """Return x as a layer of plain PyTorch takes it: in the dtype of its weights. Autocast converts all but float64."""
+    is_left = x.dtype == torch.float64 or x.is_meta or not torch.is_autocast_enabled(x.device.type)
+    return x.to(next(layer.parameters(), x).dtype) if is_left else x
+
+
 def check_features(features: Any, operators: Operators, first: nn.Module) -> None:
     """Check that features (V, C_in) fit the operators and the first layer of a network.
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffnet.arguments import is_plain
+from diffnet.arguments import as_weights, is_plain
 from diffnet.geometry import Operators
 from diffnet.ops import Backend, from_spectral, to_spectral
 from diffnet.ops.common.checks import check_count
@@ -50,7 +50,7 @@ class GlobalTokens(nn.Module):
         node = parameters and tokens_and_modulation(x, mass, meshes[0], parameters, None, self.backend)
         if node is not None:
             return node
-        weights = self.share(x).softmax(1).to(x.dtype)
+        weights = self.share(as_weights(x, self.share)).softmax(1).to(x.dtype)
         areas = to_spectral(x.new_ones(x.shape[0], 1), weights, mass, *meshes)
         # A mesh without area has empty tokens.
         tokens = to_spectral(x, weights, mass, *meshes) / torch.where(areas > 0, areas, 1.0)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from diffnet.arguments import as_weights
 from diffnet.geometry import Operators
 
 # Without cuDNN, which plans each pair of sizes anew. With it, a step on pairs of bodies took about a second, not 0.04.
@@ -50,7 +51,7 @@ class PairAttention(nn.Module):
         """
         if len(operators) % 2:
             raise ValueError(f"attention in pairs needs an even number of meshes, got {len(operators)}")
-        y = self.norm(x)
+        y = self.norm(as_weights(x, self.norm))
         heads = self.query_key_value(y).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
         meshes = torch.split(heads, list(operators.lengths), 2)  # (3, H, V_b, C/H) each
         # The other mesh of mesh 2p is 2p + 1, and that of 2p + 1 is 2p.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import as_weights
 from diffnet.geometry import Operators, gradient
 from diffnet.ops import Backend
 from diffnet.ops.common.checks import check_count, check_tensor
@@ -50,6 +51,7 @@ class TangentVectors(nn.Module):
         """
         gradients = gradient(x, operators, backend=self.backend)
         check_tensor("x", x, (operators.num_vertices, self.channels), operators.device)
+        x = as_weights(x, self.coefficients)
         coefficients = self.coefficients(x).unflatten(1, (self.vectors, self.channels))
         tangent = torch.einsum("vpc,dvc->vpd", coefficients, gradients.to(coefficients.dtype))
         frames = operators.frames.to(tangent.dtype)

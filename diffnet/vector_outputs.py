@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from diffnet.arguments import as_weights
 from diffnet.geometry import Operators
 from diffnet.ops import Backend
 from diffnet.ops.common.precision import without_autocast
@@ -32,6 +33,6 @@ class VectorOutputs(nn.Module):
     def forward(self, x: Tensor, operators: Operators) -> Tensor:
         """x (V, C_in) → (V, C_out)"""
         with without_autocast(x):
-            x = x if x.dtype == torch.float64 else x.float()
+            x = as_weights(x, self.vectors)
             vectors: Tensor = self.vectors(x, operators).flatten(1)
             return vectors if self.numbers is None else torch.cat([vectors, self.numbers(x)], 1)

@@ -9,11 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from diffnet.geometry.batches.functional import check_operators, mesh_mean, spread, to_spectral, with_eigenpairs
+from diffnet.geometry.batches.functional import (
+    check_operators,
+    mesh_mean,
+    present_pairs,
+    spread,
+    to_spectral,
+    with_eigenpairs,
+)
 from diffnet.geometry.errors import refuses
 from diffnet.geometry.operators import Operators
 from diffnet.ops import from_spectral
 from diffnet.ops.common.checks import check_count, check_finite, check_tensor, readable
+from diffnet.ops.common.precision import without_autocast
 
 MIN_TIME, MAX_TIME = 0.01, 1.0  # default times of `hks`
 _warned_of_size: list[str] = []  # names of given warnings; each is given once
@@ -70,8 +78,7 @@ def wks(operators: Operators, count: int = 16, *, unit: bool = False) -> Tensor:
     check_count("count", count, 1)
     evals = operators.evals
     # If a mesh has fewer than K pairs, the missing pairs have zero vectors. They must not count in the sum of weights.
-    present = torch.stack([(v != 0).any(0) for v in torch.split(operators.evecs, list(operators.lengths))])
-    live = present & (evals > 1e-6 * evals[:, -1:])
+    live = present_pairs(operators) & (evals > 1e-6 * evals[:, -1:])
     log_evals = torch.log(torch.where(live, evals, 1.0))
     has_pairs = live.any(1)
     low = torch.where(has_pairs, torch.where(live, log_evals, math.inf).amin(1), 0.0)[:, None]
@@ -124,7 +131,8 @@ def _weighted_squares(operators: Operators, weights: Tensor) -> Tensor:
     """Σ_k w_k φ_k(v)², (V, T), for weights (B, K, T)."""
     # A basis in half precision is squared in the precision of the rest.
     squares = operators.evecs.to(operators.evals.dtype) ** 2
-    return from_spectral(weights, squares, operators.ptr, operators.lengths)
+    with without_autocast(squares):
+        return from_spectral(weights, squares, operators.ptr, operators.lengths)
 
 
 def curvature(operators: Operators) -> Tensor:

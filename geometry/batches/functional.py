@@ -8,15 +8,15 @@ maps. docs/functional_maps.md shows them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from diffnet import ops
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
 from diffnet.ops.common.checks import check_count, check_tensor, nonnegative, not_a_tensor
+from diffnet.ops.common.memo import can_remember
 from diffnet.ops.common.precision import without_autocast
 
 
@@ -100,7 +100,8 @@ def divergence(x: Tensor, operators: Operators, *, backend: Backend = "auto") ->
     o = operators
     check_tensor("x", x, (2, o.num_vertices, "C"), o.device)
     weighted = o.mass[:, None] * x
-    sums = ops.spmm(o.gradient.pattern, o.gradient.values, weighted, transpose=True, backend=backend).sum(0)
+    with without_autocast(x):
+        sums = ops.spmm(o.gradient.pattern, o.gradient.values, weighted, transpose=True, backend=backend).sum(0)
     return torch.where(o.mass[:, None] > 0, -sums / torch.where(o.mass > 0, o.mass, 1)[:, None], 0)
 
 
@@ -144,7 +145,13 @@ def from_padded(padded: Tensor, operators: Operators) -> Tensor:
 def mesh_mean(x: Tensor, operators: Operators, *, backend: Backend = "auto") -> Tensor:
     """Average functions x (V, C) over each mesh, weighted by vertex areas. Returns (B, C). Differentiable in x."""
     _check_rows(x, operators)
-    return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
+    with without_autocast(x):
+        return ops.segment_mean(x, operators.mass, operators.ptr, operators.lengths, backend)
+
+
+def present_pairs(operators: Operators) -> Tensor:
+    """A mask (B, K) bool of the eigenpairs of each mesh. The vectors of others are 0, if a mesh has fewer than K."""
+    return torch.stack([(x != 0).any(0) for x in torch.split(operators.evecs, list(operators.lengths))])
 
 
 def with_eigenpairs(name: str, operators: Operators, hint: str = "") -> Operators:
@@ -208,6 +215,8 @@ def functional_map(
     k_a, k_b = _sizes(k, a, b)
     with without_autocast(a.mass):
         spectrum_a, spectrum_b = to_spectral(x_a, a, backend=backend), to_spectral(x_b, b, backend=backend)
+    # Where sizes can't be read, missing pairs are solved for, too. They give 0 if their systems have a solution.
+    counts = [_pair_counts(o, o.k if k is None else k) if can_remember() else None for o in (a, b)]
     return ops.functional_map(
         spectrum_a[:, :k_a],
         spectrum_b[:, :k_b],
@@ -216,6 +225,8 @@ def functional_map(
         regularizer=regularizer,
         weight=weight,
         gamma=gamma,
+        k_a=counts[0],
+        k_b=counts[1],
         backend=backend,
     )
 
@@ -304,11 +315,13 @@ def zoomout(
 
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
-    pairs = _each("zoomout", c, a, b)
-    refined = [
-        ops.zoomout(c_of_pair, one.evecs[one.mass > 0], other.evecs, other.mass, k=k, step=step, keep=keep)
-        for c_of_pair, one, other in pairs
-    ]
+    pairs, refined = _each("zoomout", c, a, b), []
+    size = min(a.k, b.k) if k is None else check_count("k", k, 1)
+    for c_of_pair, one, other in pairs:
+        most = min(one.k, other.k)
+        own, first = (most, c_of_pair[:most, :most]) if most < min(size, a.k, b.k) else (size, c_of_pair)
+        found = ops.zoomout(first, one.evecs[one.mass > 0], other.evecs, other.mass, k=own, step=step, keep=keep)
+        refined.append(F.pad(found, (0, size - own, 0, size - own)))
     return torch.stack(refined)
 
 
@@ -338,8 +351,18 @@ def _check_row_count(name: str, x: Tensor, operators: Operators) -> None:
         raise ValueError(f"{name} should have {operators.num_vertices} rows, shape is {tuple(x.shape)}")
 
 
-def _each(name: str, c: Tensor, a: Operators, b: Operators) -> Iterator[tuple[Tensor, Operators, Operators]]:
-    """Each functional map with its two shapes."""
+def _each(name: str, c: Tensor, a: Operators, b: Operators) -> list[tuple[Tensor, Operators, Operators]]:
+    """Each functional map with its two shapes, and with the eigenpairs that these have."""
     check_pairs(name, a, b)
     check_tensor("c", c, (len(a), "K_b", "K_a"))
-    return zip(c, a, b, strict=True)
+    counts = zip(_pair_counts(a, a.k), _pair_counts(b, b.k), strict=True)
+    return [
+        (c_of_pair[:k_b, :k_a], one.truncated(k_a), other.truncated(k_b))
+        for c_of_pair, one, other, (k_a, k_b) in zip(c, a, b, counts, strict=True)
+    ]
+
+
+def _pair_counts(operators: Operators, most: int) -> list[int]:
+    """How many of the first eigenpairs each mesh has, at least 1."""
+    counts: list[int] = present_pairs(operators)[:, :most].sum(1).clamp(min=1).tolist()
+    return counts

@@ -32,7 +32,7 @@ class Connectivity:
         pattern: (V, V), the pattern of the Laplacian and the gradient: each vertex and its neighbors along edges
 
     Raises TypeError for arguments of other types, and ValueError for other shapes, vertices that don't exist, a face
-    that joins two meshes, and faces none of which has three distinct corners.
+    that joins two meshes, faces that aren't mesh by mesh, and faces none of which has three distinct corners.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class Connectivity:
         of_faces = self.mesh[faces]
         if check and (of_faces != of_faces[:, :1]).any():
             raise ValueError("a face joins vertices of two meshes")
+        if check and (of_faces[1:, 0] < of_faces[:-1, 0]).any():
+            raise ValueError("faces should be mesh by mesh, as their vertices are")
         self.face_ptr = _starts(of_faces[:, 0].contiguous(), len(sizes))
 
         a, b, c = faces.unbind(1)

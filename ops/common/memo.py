@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any, Generic, TypeVar
 
@@ -32,7 +33,9 @@ def memoized(instance: S, name: str, compute: Callable[[S], T]) -> T:
     """
     value: T | None = getattr(instance, name)
     if value is None:
-        value = compute(instance)
+        of_inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if of_inference else nullcontext():
+            value = compute(instance)  # training may use the value, too
         if not under_transforms() and type(torch.empty(0)) in PLAIN_TYPES:
             remember(instance, **{name: value})
     return value

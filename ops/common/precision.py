@@ -25,9 +25,13 @@ def promoted_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def compute_dtype(*tensors: Tensor) -> torch.dtype:
-    """Return autocast's dtype if autocast is on for the tensors' device, else the promoted dtype of the tensors."""
+    """Return autocast's dtype if autocast is on for the tensors' device, else the promoted dtype of the tensors.
+
+    Autocast leaves float64 as it is.
+    """
     device = tensors[0].device.type
-    if not tensors[0].is_meta and torch.is_autocast_enabled(device):
+    is_left = tensors[0].is_meta or any(x.dtype == torch.float64 for x in tensors)
+    if not is_left and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return promoted_dtype(*tensors)
 

@@ -28,7 +28,7 @@ def row_offsets(lengths: Sequence[int]) -> list[int]:
     >>> row_offsets([3, 0, 2])
     [0, 3, 3]
     """
-    if not all(hasattr(length, "__index__") for length in lengths):
+    if not all(isinstance(length, int) or hasattr(length, "__index__") for length in lengths):
         raise TypeError(f"lengths should be integers, got {lengths!r}")
     return list(accumulate(lengths, initial=0))[:-1]
 

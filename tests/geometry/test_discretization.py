@@ -538,6 +538,7 @@ def test_a_batch_is_its_meshes() -> None:
         (torch.tensor([[0, 1, 3]]), 3, None, "faces should be from 0 to 2, got 0 to 3"),
         (torch.tensor([[0, 1]]), 3, None, r"faces should have shape \(F, 3\)"),
         (torch.tensor([[0, 1, 2]]), 4, [2, 2], "a face joins vertices of two meshes"),
+        (torch.tensor([[3, 4, 5], [0, 1, 2]]), 6, [3, 3], "faces should be mesh by mesh"),
         (torch.tensor([[0, 1, 2]]), 4, [3], "lengths should add up to the 4 rows"),
         (torch.tensor([[0, 1, 1]]), 3, None, "none of the 1 faces has three distinct corners"),
     ],

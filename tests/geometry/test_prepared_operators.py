@@ -111,6 +111,12 @@ def test_preparations_made_in_inference_mode_serve_training(remembering: None) -
     model = DiffusionNet(3, 2, width=4, blocks=1, gradient="spectral", backend="torch")
     model(torch.randn(84, 3), packed).sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+    (o, *_) = fresh()
+    model = DiffusionNet(3, 2, width=4, blocks=1, outputs_at="edges")
+    with torch.inference_mode():
+        model(torch.randn(o.num_vertices, 3), o)
+    model(torch.randn(o.num_vertices, 3), o).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_preparations_end_with_their_operators(remembering: None) -> None:

@@ -358,6 +358,42 @@ def test_batches_of_pairs(pairs: tuple[Operators, Operators], features: list[Ten
             torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-3 * y.abs().max().item())
 
 
+def test_missing_eigenpairs_of_a_batch_change_no_map() -> None:
+    """Meshes of other numbers of eigenpairs may be in the batch, and a mesh may have fewer vertices than asked for."""
+
+    def bar(seed: int, k: int) -> Operators:
+        ball = trimesh.creation.icosphere(2)
+        noise = 0.05 * np.random.default_rng(seed).normal(size=ball.vertices.shape)
+        return precompute((ball.vertices * [6, 1, 0.8] + noise, ball.faces), k=k, normalize=True)
+
+    a, b, large = bar(0, 16), bar(1, 16), bar(2, 100)
+    first, second = collate([a, large]), collate([b, large])
+    c = diffnet.functional_map(wks(a, 60), wks(b, 60), a, b)
+    packed = diffnet.functional_map(wks(first, 60), wks(second, 60), first, second)
+    torch.testing.assert_close(packed[0, :16, :16], c[0], rtol=1e-3, atol=1e-5)
+    assert not packed[0, 16:].any()
+    assert not packed[0, :, 16:].any()
+    both = torch.zeros(2, 100, 100)
+    both[0, :16, :16], both[1] = c[0], torch.eye(100)
+    assert torch.equal(second.unpack(diffnet.point_map(both, first, second))[0], diffnet.point_map(c, a, b))
+    for start in (6, 16):
+        refined = diffnet.zoomout(both[:, :start, :start], first, second)
+        alone = diffnet.zoomout(c[:, :start, :start], a, b)
+        assert torch.equal(refined[0], torch.nn.functional.pad(alone[0], (0, 84, 0, 84)))
+    refused(
+        ValueError,
+        "k should be from 16, as in c, to 100 eigenvectors, got 120",
+        diffnet.zoomout,
+        both[:, :16, :16],
+        first,
+        second,
+        k=120,
+    )
+    few = precompute(trimesh.creation.icosphere(1))  # 42 vertices
+    whole, live = (diffnet.functional_map(wks(o, 128), wks(o, 128), o, o)[0] for o in (few, few.truncated(42)))
+    torch.testing.assert_close(whole, torch.nn.functional.pad(live, (0, 86, 0, 86)), rtol=0, atol=1e-6)
+
+
 def test_matches_count_within_a_mesh(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:
     a, b = pairs
     matches = diffnet.point_map(diffnet.functional_map(*features, a, b), a, b)
@@ -369,6 +405,18 @@ def test_soft_maps_are_those_of_all_pairs(pairs: tuple[Operators, Operators], fe
     x, y = features[0][: a.num_vertices], features[1][: b.num_vertices]
     expected = b.evecs.mT @ (b.mass[:, None] * (torch.softmax(y @ x.mT / 0.07, 1) @ a.evecs))
     torch.testing.assert_close(diffnet.soft_functional_map(x, y, a, b)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_leaves_descriptors_and_means_alone(pairs: tuple[Operators, Operators]) -> None:
+    o = pairs[0]
+    vectors, x = torch.randn(2, o.num_vertices, 2), torch.randn(o.num_vertices, 2)
+    found: list[list[Tensor]] = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            values = [geometry.divergence(vectors, o), geometry.gradient(x, o), geometry.mesh_mean(x, o)]
+            found.append([*values, geometry.hks(o), wks(o), wks(o, unit=True), geometry.curvature(o)])
+    for plain, under_autocast in zip(*found, strict=True):
+        assert torch.equal(plain, under_autocast)
 
 
 def test_autocast_changes_nothing(pairs: tuple[Operators, Operators], features: list[Tensor]) -> None:

@@ -224,11 +224,11 @@ COMPILED = (
 @pytest.mark.parametrize(("device", "backend"), COMPILED)
 @pytest.mark.parametrize("mode", MODES)
 def test_compiled_agrees(meshes: list[Operators], mode: str, device: str, backend: str) -> None:
-    """For packed batches of two sizes, and for a single mesh."""
+    """For packed batches of three sizes, and for a single mesh."""
     torch._dynamo.reset()
     model = network(gradient=mode, dropout=0.0, blocks=1).to(device, torch.float64)
     compiled = torch.compile(model, fullgraph=True, backend=backend)
-    for operators in (collate(meshes[:2]), collate(meshes), meshes[2]):
+    for operators in (collate(meshes[:2]), collate(meshes), collate([*meshes, meshes[0]]), meshes[2]):
         x, moved = features(operators).to(device, torch.float64), operators.to(device, torch.float64)
         torch.testing.assert_close(compiled(x, moved), model(x, moved), rtol=1e-9, atol=1e-9)
 
@@ -420,6 +420,35 @@ def test_under_autocast(packed: Operators, mode: str, device: str, dtype: torch.
     assert got[0].dtype == dtype
     assert all(g.dtype == torch.float32 for g in got[1:])
     assert all(relative(a, b) < 0.05 for a, b in zip(got, expected, strict=True))
+
+
+PARTS: list[dict[str, Any]] = [
+    {},
+    {"diffusion": "implicit"},
+    {"mlp_norm": "layer"},
+    {"attention_heads": 2},
+    {"global_tokens": 2},
+    {"pair_attention": 1},
+    {"vectors": 1},
+]
+
+
+@pytest.mark.parametrize("options", PARTS, ids=str)
+def test_dtypes_of_features_and_weights(packed: Operators, options: dict[str, Any]) -> None:
+    """The more accurate of both decides. Autocast leaves float64 alone, and converts the rest."""
+    x, model = features(packed).double(), small(**options, dropout=0.0).eval()
+    accurate = copy.deepcopy(model).double()
+    expected = accurate(x, packed)
+    is_vector = "vectors" in options  # whose weights decide
+    assert expected.dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(accurate(x, packed), expected, rtol=1e-12, atol=1e-12)
+        assert model(x.float(), packed).dtype == (torch.float32 if is_vector else torch.bfloat16)
+    wide = model(x, packed)
+    assert wide.dtype == (torch.float32 if is_vector else torch.float64)
+    torch.testing.assert_close(wide.double(), expected, rtol=1e-4, atol=1e-4)
+    assert model(x.bfloat16(), packed).dtype == torch.float32
+    assert copy.deepcopy(model).bfloat16()(x.bfloat16(), packed).dtype == torch.bfloat16
 
 
 def with_decided_relus(model: DiffusionNet) -> DiffusionNet:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plyfile
 import pytest
+import torch
 import trimesh
 from command import complaint, output
 from PIL import Image
@@ -18,7 +19,7 @@ from PIL import Image
 from diffnet import DiffusionNet
 from diffnet.data import BODIES, BODY_MAPS, load_dataset, load_pairs
 from diffnet.pretrained import network_path
-from diffnet.train import match_meshes, predict_labels
+from diffnet.train import match_meshes, predict_labels, predict_values
 from diffnet.train.commands.demo import BODY, MAPS, PARTS
 from diffnet.train.commands.view import open_page
 
@@ -125,6 +126,26 @@ def test_view_with_a_regression(ball: Path, tmp_path: Path) -> None:
     checkpoint = network(tmp_path, task="regression", label_names=["x", "y", "z"])
     output("view", ball, "--checkpoint", checkpoint, "--out", tmp_path / "page.html")
     assert [name for name, *_ in sets_in(tmp_path / "page.html")] == ["x", "y", "z", *OWN]
+
+
+def test_view_with_conditions(ball: Path, tmp_path: Path) -> None:
+    statistics = {"mean": [1.0, 2.0], "std": [1.0, 2.0]}
+    facts: dict[str, Any] = {"conditions": "speed,yaw", "condition_statistics": statistics, "label_names": ["y"]}
+    model = DiffusionNet(16, 1, width=8, blocks=1, condition_channels=2)
+    torch.nn.init.normal_(model.modulation.weight)
+    checkpoint, out = tmp_path / "a.safetensors", tmp_path / "page.html"
+    model.save(checkpoint, features="hks", k=16, normalize=True, task="regression", **facts)
+    view = ["view", ball, "--checkpoint", checkpoint, "--out", out]
+    (tmp_path / "t.csv").write_text("file,yaw\nball.off,5")
+    output(*view, "--condition", "speed=3", "--condition", tmp_path / "t.csv")
+    model = DiffusionNet.load(checkpoint)
+    ((_, expected),) = predict_values([ball], model, "cpu", conditions=[{"speed": 3, "yaw": 5}])
+    ((_, others),) = predict_values([ball], model, "cpu", conditions=[{"speed": 3, "yaw": 4}])
+    shown = np.frombuffer(base64.b64decode(item_in(out)["sets"][0]["values"]), "<f4")
+    assert np.abs(others[:, 0] - expected[:, 0]).max() > 0.01 * np.abs(expected).max()
+    np.testing.assert_allclose(shown, expected[:, 0], rtol=1e-3, atol=1e-4)
+    assert "--condition yaw=NUMBER is missing" in complaint(*view, "--condition", "speed=3")
+    assert "for the network of --checkpoint" in complaint("view", ball, "--condition", "speed=3")
 
 
 def test_bad_input(ball: Path, tmp_path: Path) -> None:

@@ -82,6 +82,15 @@ LabelsAtOption = Annotated[
     typer.Option(help="Elements that a checkpoint of the original labels; it doesn't tell. By default, vertices."),
 ]
 
+ConditionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=NUMBER",
+        help="A condition of all meshes, for a network that was trained with --conditions; or a table with a column "
+        "file and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data of VTK "
+        "files.",
+    ),
+]
 MapFormatOption = Annotated[
     Literal["txt", "csv", "npy"] | None, typer.Option("--format", help="Form of the maps in a folder. Default: txt.")
 ]

@@ -22,6 +22,7 @@ from diffnet.train.commands.options import (
     MESH_FILES,
     PATTERN,
     CheckpointOption,
+    ConditionOption,
     LabelsAtOption,
     MapFormatOption,
     RunOptions,
@@ -97,12 +98,7 @@ def predict(
         None, "Names of the classes, for a checkpoint that has none.", metavar="NAME,NAME…"
     ),
     labels_at: LabelsAtOption = None,
-    condition: list[str] | None = option(
-        None,
-        "A condition of all meshes, for a network that was trained with --conditions; or a table with a column file "
-        "and a column for each condition (.csv or .tsv). May be repeated. Others are in the field data of VTK files.",
-        metavar="NAME=NUMBER",
-    ),
+    condition: ConditionOption = None,
     **options: Any,
 ) -> None:
     """Predict the labels or the numbers of meshes with a trained network.

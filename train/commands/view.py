@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder
 from diffnet.interrupts import ExitAtCtrlC
-from diffnet.train.commands.options import MESH_FILES, checkpoint_option, described_input
+from diffnet.train.commands.options import MESH_FILES, ConditionOption, checkpoint_option, described_input
 from diffnet.train.commands.predicting import check_suffix
 from diffnet.train.console import console
 
@@ -34,6 +35,7 @@ def view(
     checkpoint: Annotated[
         Path | None, checkpoint_option("A network whose predictions are shown, too: any that diffnet predict takes.")
     ] = None,
+    condition: ConditionOption = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE.html", help="The page to write. Default: a temporary file.")
     ] = None,
@@ -43,13 +45,15 @@ def view(
     Opens a page in the browser, one file that works offline. The values are those of the mesh at radius 1.
     """
     check_suffix("--out", out, ".html")
+    if condition and checkpoint is None:
+        raise OptionError("--condition is for the network of --checkpoint")
     with ExitAtCtrlC():
         from diffnet.geometry import load_mesh
         from diffnet.geometry.mesh.mesh import mesh_stem
         from diffnet.viz import page
 
     loaded = load_mesh(mesh)
-    predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, checkpoint)
+    predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, mesh, checkpoint, condition or [])
     computed, vectors = _values(loaded)
     stored, arrows = _arrays(loaded, mesh)
     fields, name = [*predicted, *stored, *computed], mesh_stem(loaded.name)
@@ -129,8 +133,9 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     return [Fields("scalars", "vertices", each) for each in (eigenfunctions, heat, lengths)], vectors
 
 
-def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
-    """The prediction of a network, and the names of its classes."""
+def _prediction(mesh: Mesh, path: Path, checkpoint: Path, texts: list[str]) -> tuple[list[Fields], list[str]]:
+    """The prediction of a network, and the names of its classes. texts: conditions, see `conditions_of`"""
+    from diffnet.data.folders.rows import conditions_of, with_fields
     from diffnet.train.device import pick_device
     from diffnet.train.inference.network_input import load_network
     from diffnet.train.inference.predict import predictor
@@ -138,8 +143,9 @@ def _prediction(mesh: Mesh, checkpoint: Path) -> tuple[list[Fields], list[str]]:
 
     network = load_network(checkpoint)
     expected = described_input(checkpoint, network)
-    task = task_named(expected.options.task).on_meshes()
-    return [task.fields(predictor(network, pick_device("auto"))(mesh), expected)], expected.label_names
+    task, names = task_named(expected.options.task).on_meshes(), expected.options.condition_names
+    conditions = with_fields(path, conditions_of([path], texts, names)[0], names)
+    return [task.fields(predictor(network, pick_device("auto"))(mesh, conditions), expected)], expected.label_names
 
 
 def open_page(path: Path) -> bool:
