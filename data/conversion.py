@@ -335,20 +335,22 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
-def chosen_classes(given: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """The names of classes that are given by name, or by number from 0. A name counts first.
+def chosen_classes(given: Sequence[str], names: Sequence[str], numbers: Sequence[int] | None = None) -> tuple[str, ...]:
+    """The names of classes that are given by name, or by number. A name counts first.
+
+    numbers: of the classes in label files, from 0 by default
 
     Raises DataError for a class that is neither.
 
     >>> chosen_classes(["leg", "0"], ["arm", "leg"])
     ('leg', 'arm')
     """
-    numbers = {str(i): name for i, name in enumerate(names)}
-    others = [name for name in given if name not in names and name not in numbers]
+    by_number = dict(zip(map(str, range(len(names)) if numbers is None else numbers), names, strict=True))
+    others = [name for name in given if name not in names and name not in by_number]
     if others:
-        named = f"a name ({_first(names)}) or a number from 0 to {len(names) - 1}"
+        named = f"a name ({_first(names)}) or a number ({_first(list(by_number))})"
         raise DataError(f"there is no class {others[0]!r}. Give {named}")
-    return tuple(name if name in names else numbers[name] for name in given)
+    return tuple(name if name in names else by_number[name] for name in given)
 
 
 def without_classes(data: LabeledMeshes, names: Sequence[str]) -> LabeledMeshes:

@@ -10,6 +10,7 @@ import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,14 +113,20 @@ def _place_of_labels(cells: Sequence[str]) -> tuple[int, int] | None:
     names = [cell.strip().lower() for cell in cells]
     if "label" in names and "file" not in names:  # that is a table of meshes
         return names.index("label"), 1
-    return (0, 0) if len(names) == 1 and re.fullmatch(r"[-+]?[0-9]+(\.0*)?", names[0]) else None
+    with suppress(ValueError, OverflowError):
+        if len(names) == 1 and integer(names[0]) is not None:
+            return 0, 0
+    return None
 
 
 def _label_column(path: Path) -> Iterator[Line]:
-    """The labels in a table with the numbers of their lines."""
+    """The labels in a table with the numbers of their lines. Raises DataError for an empty cell."""
     rows = list(table_lines(path, strict=False))
     column, first = _place_of_labels(rows[0][1] if rows else []) or (0, 1)
-    return ((number, cells[column] if column < len(cells) else "") for number, cells in rows[first:])
+    for number, cells in rows[first:]:
+        if not "".join(cells[column : column + 1]):
+            raise DataError(f"{path}, line {number}: there is no label; -1 stands for none")
+        yield number, cells[column]
 
 
 def table_lines(path: Path, *, strict: bool = True) -> Iterator[tuple[int, list[str]]]:

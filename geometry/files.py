@@ -46,6 +46,11 @@ def as_text(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()
 
 
+def full_number(value: float) -> str:
+    """The shortest text that reads as the same number, such as 2, 0.1 or 1e-07."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """The content of a CSV file with these rows, which `csv_rows` reads.
 

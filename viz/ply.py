@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.geometry.elements.elements import majority, on_polygons
+from diffnet.geometry.errors import MeshError
 from diffnet.geometry.files import write_atomically
 from diffnet.geometry.mesh.attributes import beside
 from diffnet.geometry.mesh.formats import Attributes
@@ -120,15 +121,17 @@ def ply_names(names: Sequence[str], reserved: Collection[str] = RESERVED) -> lis
 
 def _flat(table: Mapping[str, NDArray[Any]]) -> Columns:
     """Properties of other files (N,) or (N, C) as those of a PLY file."""
-    flat: Columns = {}
+    names: list[str] = []
+    columns: list[NDArray[Any]] = []
     for name, values in table.items():
         each = values.reshape(len(values), -1).T
-        flat |= {name if values.ndim == 1 else f"{name}_{i}": _exact(name, column) for i, column in enumerate(each)}
-    return dict(zip(ply_names([*flat], _PLACES), flat.values(), strict=True))
+        names += [name] if values.ndim == 1 else [f"{name}_{i}" for i in range(len(each))]
+        columns += [_exact(name, column) for column in each]
+    return dict(zip(ply_names(names, _PLACES), columns, strict=True))
 
 
 def _exact(name: str, column: NDArray[Any]) -> NDArray[Any]:
-    """Numbers in a type of PLY files that holds them. Raises ValueError for integers beyond 2^53."""
+    """Numbers in a type of PLY files that holds them. Raises MeshError for integers beyond 2^53."""
     kind = column.dtype.str[1:]
     if kind in _TYPES:
         return column.astype(f"<{kind}")
@@ -169,7 +172,7 @@ def _numbers(labels: NDArray[np.int64], numbers: Sequence[int] | None) -> NDArra
 def _whole(name: str, values: NDArray[np.int64]) -> NDArray[Any]:
     largest = max(-int(values.min(initial=0)), int(values.max(initial=0)))
     if largest > 2**53:
-        raise ValueError(f"{name}: {largest} is beyond 2^53, and a PLY file can't hold it exactly")
+        raise MeshError(f"{name}: {largest} is beyond 2^53, and a PLY file can't hold it exactly")
     return values.astype("<i4" if largest < 2**31 else "<f8")
 
 

@@ -259,7 +259,7 @@ def _places_of_parts(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule)
 def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     """The files whose names tell a part, and what they tell, also in a folder such as `splits`.
 
-    Label files and notes, which have several words in a line, aren't lists.
+    Label files and notes, which have lines of several words that are no name of a mesh, aren't lists.
 
     stems: of the meshes
     """
@@ -267,7 +267,8 @@ def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     lists = {}
     for file, told in (each for place in places for each in files_of_parts(place, (".txt", ".lst")).items()):
         of_mesh = {mesh_stem(file), mesh_stem(file).removesuffix(PART_LIST)} & stems
-        if not of_mesh and (not told[1] or all(len(line.split()) == 1 for line in read_lines(file))):
+        named = lambda line: len(line.split()) == 1 or mesh_stem(line.rpartition("/")[2]) in stems  # noqa: E731
+        if not of_mesh and (not told[1] or all(map(named, read_lines(file)))):
             lists[file] = told
     return lists
 

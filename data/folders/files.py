@@ -165,11 +165,21 @@ def folders_in(folder: Path) -> list[Path]:
         return [folder / name for name in sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())]
 
 
+def folders_below(root: Path) -> list[Path]:
+    """The visible subfolders of any depth, also linked ones, each once. Sorted."""
+    below, seen = [], {root.resolve()}
+    for folder, names, _ in os.walk(root, followlinks=True):
+        places = [Path(folder, name) for name in sorted(names) if name[0] != "."]
+        fresh = [place for place in places if place.resolve() not in seen]
+        seen.update(place.resolve() for place in fresh)
+        names[:] = [place.name for place in fresh]
+        below += fresh
+    return sorted(below)
+
+
 def meshes_below(root: Path) -> list[Path]:
     """The visible meshes in visible subfolders of any depth, sorted by folder and name."""
-    folders = (path for path in root.rglob("*") if path.is_dir())
-    visible = [path for path in folders if not any(part.startswith(".") for part in path.relative_to(root).parts)]
-    return [mesh for folder in sorted(visible) for mesh in meshes_in(folder)]
+    return [mesh for folder in folders_below(root) for mesh in meshes_in(folder)]
 
 
 def meshes_matching(root: Path, pattern: str) -> list[Path]:

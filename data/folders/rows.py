@@ -153,9 +153,13 @@ def conditions_of(sources: Sequence[Path], texts: Sequence[str], names: Sequence
     """
     common = [text.partition("=") for text in texts if "=" in text]
     values = {name.strip(): parse_number(f"--condition {name}", number) for name, _, number in common}
+    if len(values) < len(common):
+        raise OptionError(f"--condition gives a condition twice: {listing(text for text in texts if '=' in text)}")
     rest = [name for name in names if name not in values]
     rows = [{**values} for _ in sources]
     for table in (Path(text) for text in texts if "=" not in text):
+        if not rest:
+            raise OptionError(f"--condition {table}: the network has no condition that others don't give")
         by_path = table_conditions(table, None, rest)
         for source, row in zip(sources, rows, strict=True):
             if source.resolve() not in by_path:
@@ -360,8 +364,8 @@ def _table_rows(table: Path, lines: list[_Line], columns: int, without: Collecti
             raise DataError(f"{place}: {path}: no such file").about(path)
         if mesh_suffix(path) not in FORMATS:
             raise DataError(f"{place}: {file} is no mesh ({', '.join(FORMATS)}, also with .gz)")
-        if seen.setdefault(path, number) != number:
-            raise DataError(f"{place}: {file} is in line {seen[path]}, too")
+        if (line := seen.setdefault(path.resolve(), number)) != number:
+            raise DataError(f"{place}: {file} is in line {line}, too")
         split = "".join(cells[columns:])
         part, more = part_of(split) or (None, "")
         if split and (part is None or more):

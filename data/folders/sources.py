@@ -315,7 +315,7 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
     if not inside:
         places = ", ".join(str(place.with_suffix("")) for place in array_files(file, name))
         attributes = load_attributes(file) if READERS[mesh_suffix(file)].properties else Attributes()
-        present = [each for _, each, _ in _all_properties(attributes)]
+        present = [each for _, columns in _tables(attributes) for each in columns]
         raise DataError(
             f"{file}: no {what} for {FILE_PREFIX}{name}. Expected one of {places} with .npy, .txt or .csv, or "
             f"the property {name!r} of a PLY or VTK file" + (f"; it has {', '.join(present)}" if present else "")
@@ -350,7 +350,13 @@ def read_fields(mesh: Path) -> Fields:
     if mesh_suffix(mesh) not in VTK_FORMATS:
         return Fields({})
     fields = load_attributes(mesh).fields
-    return Fields({name: float(x.item()) for name, x in fields.items() if x.size == 1 and np.isfinite(x).all()})
+    return Fields(
+        {
+            name: float(x.item())
+            for name, x in fields.items()
+            if x.size == 1 and x.dtype.kind in "biuf" and np.isfinite(x).all()
+        }
+    )
 
 
 def only_file(mesh: Path, places: Sequence[Path], what: str) -> Path | None:

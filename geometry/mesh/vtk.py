@@ -220,12 +220,13 @@ def _content(data: Any) -> Content:
 
 
 def _numbers(at: str, arrays: Any, rows: Indices | None = None) -> Content:
-    """Rows of the arrays of numbers, or all of them. An array that lacks some is left out."""
+    """Rows of the arrays of numbers, or all of them and text. An array that lacks some is left out."""
     columns = {name: np.asarray(array) for name, array in arrays.items()}
     return {
         f"{at} {name}": column if rows is None else column[rows]
         for name, column in columns.items()
-        if column.dtype.kind in "biuf" and (rows is None or len(column) > rows.max(initial=-1))
+        if column.dtype.kind in ("biufU" if rows is None else "biuf")
+        and (rows is None or len(column) > rows.max(initial=-1))
     }
 
 

@@ -551,5 +551,8 @@ def test_meshes_of_an_ignored_class_are_left_out() -> None:
 
 def test_classes_by_name_or_number() -> None:
     assert chosen_classes(["1", "-1"], ["-1", "0", "1"]) == ("1", "-1")
-    with pytest.raises(DataError, match=r"no class '3'. Give a name \(arm, leg\) or a number from 0 to 1"):
+    with pytest.raises(DataError, match=r"no class '3'. Give a name \(arm, leg\) or a number \(0, 1\)"):
         chosen_classes(["3"], ["arm", "leg"])
+    assert chosen_classes(["1", "leg"], ["arm", "leg"], [1, 7]) == ("arm", "leg")
+    with pytest.raises(DataError, match=r"no class '0'. Give a name \(arm, leg\) or a number \(1, 7\)"):
+        chosen_classes(["0"], ["arm", "leg"], [1, 7])

@@ -43,6 +43,7 @@ from diffnet.geometry import MeshError, load_mesh, make_mesh, precompute
 from diffnet.geometry.discretize.coincident import open_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
+from diffnet.train.commands.mesh_files import find_meshes
 from diffnet.train.options import TrainOptions
 from diffnet.train.set_parts import held_out, with_held_out
 
@@ -220,6 +221,60 @@ def test_lists_and_tables_with_meshes_for_validation(tmp_path: Path) -> None:
         assert parts(data) == (["a.obj"], ["b.obj", "c.obj"], ["d.obj"])
     write(tmp_path / "pairs", "train/a", "train/b", "val/c", "test/d", "test/e", labels=None)
     assert load_pairs(tmp_path / "pairs").left_out == ("meshes for validation, which pairs don't have: c",)
+
+
+def test_lists_name_meshes_with_spaces(tmp_path: Path) -> None:
+    """Also lists with a further word in their name. A note is no list."""
+    write(tmp_path, "case 1", "case 2", "case 3", train_x__txt="case 1\ncase 3.obj", test_x__txt="case 2")
+    assert parts(load_dataset(tmp_path)) == (["case 1", "case 3"], [], ["case 2"])
+    for part in ("train", "test"):
+        (tmp_path / f"{part}_x.txt").write_text("these are not here")
+    assert load_dataset(tmp_path).source == "at random, seed 0"
+
+
+def test_linked_folders_are_read_once_by_all(tmp_path: Path) -> None:
+    write(tmp_path / "store", "a/surface", "b/deep/surface")
+    write(tmp_path / "set", "c/surface", "d/surface")
+    for name in "ab":
+        (tmp_path / "set" / name).symlink_to(tmp_path / "store" / name)
+    (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
+    found = load_dataset(tmp_path / "set")
+    every = ["a/surface", "b/deep/surface", "c/surface", "d/surface"]
+    assert sorted(names([*found.train, *found.test])) == every
+    meshes = find_meshes([tmp_path / "set"])
+    assert [str(mesh.relative_to(tmp_path / "set").with_suffix("")) for mesh in meshes] == every
+
+
+def test_labels_in_one_column(tmp_path: Path) -> None:
+    """Whole numbers in any form. A missing one is named, because all that follow would move up."""
+    write(tmp_path, "a", "b", labels=[f"{label:e}" for label in LABELS], suffix=".csv")
+    assert load_dataset(tmp_path).train[0].labels.tolist() == LABELS
+    (tmp_path / "a.csv").write_text("vertex,label\n" + "".join(f"{i},{'' if i == 4 else i % 2}\n" for i in range(12)))
+    refused(DataError, r"a.csv, line 6: there is no label; -1 stands for none", load_dataset, tmp_path)
+
+
+def test_a_mesh_is_in_a_table_once(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", t__csv="file,x\na.obj,1\nb.obj,2\nc/../a.obj,3", labels=None)
+    (tmp_path / "c").mkdir()
+    refused(DataError, r"line 4: c/../a.obj is in line 2, too", load_targets, tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("file,x\na.obj,1\nb.obj,2")
+    table = str(tmp_path / "t.csv")
+    for texts in (["x=1", "x=2"], [table, table], ["x=1", table]):
+        refused(OptionError, "twice|no condition that others", conditions_of, [tmp_path / "a.obj"], texts, ["x"])
+
+
+def test_labels_that_other_label_files_number_otherwise(tmp_path: Path) -> None:
+    """Labels match by name, and numbers that contradict are named. `--ignore` takes the number in label files."""
+    few, many = tmp_path / "few", tmp_path / "many"
+    write(few, "a", "b", labels=[1, 2] * 6, label_names__txt="arm\nleg\nhead")
+    write(many, "a", "b", "c", labels=[1, 2, 3] * 4, label_names__txt="arm\nleg\nhead")
+    run = ("train", "segmentation", "--data", many, *SMALL, "--cache", tmp_path / "cache")
+    output(*run, "--out", tmp_path / "run")
+    scored = ["evaluate", "--checkpoint", tmp_path / "run", "--data", few, "--device", "cpu", "--jobs", 1]
+    with pytest.warns(UserWarning, match="'arm' is 0 in these label files, and 1 in those of the training"):
+        output(*scored, "--cache", tmp_path / "cache", "--out", tmp_path / "scores")
+    output(*[*scored[:-5], many, *scored[-4:]], "--cache", tmp_path / "cache", "--out", tmp_path / "same")
+    assert "names: 2 is leg, 3 is head" in output(*run, "--out", tmp_path / "ignored", "--ignore", 1)
 
 
 def test_groups_stay_together(tmp_path: Path) -> None:

@@ -436,6 +436,52 @@ def test_other_settings_are_not_resumed(tmp_path: Path) -> None:
     assert complaint(*predict, "--resume", "--html", tmp_path / "p.html").startswith("--resume is for a folder")
 
 
+def test_new_meshes_of_a_network_with_conditions_are_resumed(tmp_path: Path) -> None:
+    """Those whose conditions change are predicted again."""
+    network = DiffusionNet(3, 3, width=8, blocks=1, condition_channels=1)
+    facts: dict[str, Any] = {"conditions": "age", "condition_statistics": {"mean": [0.0], "std": [1.0]}}
+    network.save(tmp_path / "a.safetensors", features="xyz", k=8, normalize=True, **facts)
+    write_balls(tmp_path / "in", 2)
+    table = tmp_path / "in" / "ages.csv"
+    table.write_text("file,age\nm0.off,1\nm1.off,2")
+    predict = ["predict", tmp_path / "in", "--checkpoint", tmp_path / "a.safetensors", "--condition", table]
+    assert computed(*predict, "--out", tmp_path / "out") == ["m0.off", "m1.off"]
+    write_balls(tmp_path / "in", 3)
+    table.write_text("file,age\nm0.off,1\nm1.off,5\nm2.off,2")
+    assert computed(*predict, "--out", tmp_path / "out", "--resume") == ["m1.off", "m2.off"]
+
+
+def test_json_names_labels_by_their_place(tmp_path: Path) -> None:
+    """The label files of the meshes are those of faces."""
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    source = write_ball(tmp_path / "m.off")
+    faces = len(load_mesh(source).faces)
+    source.with_suffix(".json").write_text(json.dumps({"jaw": "upper", "sub_labels": [0] * faces}))
+    output("predict", source, "--checkpoint", checkpoint, "--out", tmp_path / "out.json")
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert ([*written], len(written["labels"])) == (["jaw", "labels"], len(load_mesh(source).verts))
+
+
+def test_arrays_that_a_ply_file_cannot_hold(tmp_path: Path) -> None:
+    """One mesh fails, with a reason. Columns of vectors keep their values beside arrays of the same name."""
+    pyvista = pytest.importorskip("pyvista")
+    checkpoint = write_network(tmp_path / "a.safetensors")
+    ball = trimesh.creation.icosphere(1)
+    for name in "ab":
+        mesh = pyvista.PolyData(ball.vertices, faces=np.insert(ball.faces, 0, 3, axis=1))
+        mesh["flow"], mesh["flow_0"] = 2 * ball.vertices, ball.vertices[:, 2]
+        mesh["ids"] = np.arange(42) + (2**60 if name == "a" else 0)
+        (tmp_path / "in").mkdir(exist_ok=True)
+        mesh.save(tmp_path / "in" / f"{name}.vtp")
+    predict = ["predict", tmp_path / "in", "--checkpoint", checkpoint, "--format", "ply", "--out", tmp_path / "out"]
+    code, _, error = diffnet(*predict)
+    assert (code, "beyond 2^53, and a PLY file can't hold it" in error) == (1, True)
+    assert [row["status"] for row in table_of(tmp_path / "out" / "report.csv")] == ["failed", "ok"]
+    kept = load_attributes(tmp_path / "out" / "b.ply").vertices
+    np.testing.assert_allclose(np.stack([kept[f"flow_{i}"] for i in range(3)], 1), 2 * ball.vertices)
+    np.testing.assert_allclose(kept["flow_0_"], ball.vertices[:, 2])
+
+
 def test_workers_preprocess_meanwhile(tmp_path: Path) -> None:
     """The results are the same files, and meshes that can't be used are in the report."""
     checkpoint = write_network(tmp_path / "a.safetensors")

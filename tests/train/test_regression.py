@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,10 @@ from diffnet.data import (
     target_statistics,
     write_shards,
 )
+from diffnet.data.feature_names import target_parts
 from diffnet.geometry import element_areas, load_attributes, load_mesh, make_mesh, random_rotations
 from diffnet.geometry.errors import OptionError
+from diffnet.geometry.files import full_number
 from diffnet.train import MetadataError, predict_labels, predict_probabilities, predict_values
 from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from diffnet.train.export import export_network
@@ -190,6 +194,40 @@ def test_from_vtp_to_vtp(tmp_path: Path) -> None:
     first, last = (pyvista.read(tmp_path / "same" / f"m{i}.vtp")["u"] for i in (0, 3))
     np.testing.assert_array_equal(first, meshes[0]["u"])
     assert not np.array_equal(last, meshes[1]["u"])
+
+
+def test_columns_whose_names_look_like_those_of_one_array(tmp_path: Path) -> None:
+    """They stay apart in a VTP file and on the page. Text in the field data stays, and vectors count where they are."""
+    pyvista = pytest.importorskip("pyvista")
+    for i in range(3):
+        data = pyvista.PolyData(ball(i).vertices, faces=np.insert(ball(i).faces, 0, 3, axis=1))
+        data["p"], data["p_0"], data["p_1"] = data.points.T
+        data["flow"] = np.where(np.arange(42)[:, None] % 3, data.points, [np.nan, 0, 0])
+        data.field_data["case"] = ["hello"]
+        data.save(tmp_path / f"m{i}.vtp")
+    options = ["--targets", "vector:flow+file:p+file:p_0+file:p_1", "--epochs", 1, "--out", tmp_path / "run"]
+    output("train", "regression", "--data", tmp_path, *SMALL, *options)
+    (vector,) = results_of(tmp_path / "run")["vectors"]
+    assert vector["count"] == 28
+    checkpoint, source = tmp_path / "run" / "last.pt", tmp_path / "m0.vtp"
+    output("predict", source, "--checkpoint", checkpoint, "--device", "cpu", "--out", tmp_path / "out.vtp")
+    ((_, values),) = predict_values([source], DiffusionNet.load(checkpoint), "cpu")
+    written, before = pyvista.read(tmp_path / "out.vtp"), pyvista.read(source)
+    np.testing.assert_allclose(written["flow"], values[:, :3])
+    for i, name in enumerate(("p", "p_0", "p_1")):
+        np.testing.assert_allclose(written[name], values[:, 3 + i])
+        np.testing.assert_array_equal(written[f"{name}_input"], before[name])
+    assert [*written.field_data["case"]] == ["hello"]
+    output("view", source, "--checkpoint", checkpoint, "--out", tmp_path / "page.html")
+    sets = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[1])
+    shown = {one["name"]: one["values"] for one in sets["items"][0]["sets"]}
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(shown["p_0"]), "<f4"), values[:, 4], atol=1e-5)
+    np.testing.assert_allclose(np.frombuffer(base64.b64decode(shown["p_0_input"]), "<f4"), before["p_0"], atol=1e-5)
+    assert full_number(1.7e9 + 0.25) == "1700000000.25"
+    with pytest.raises(OptionError, match="each once, got .file:p"):
+        target_parts("file:p+file:p")
+    with pytest.raises(OptionError, match="got 'mask:flow'"):
+        target_parts("mask:flow")
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,13 @@ class Item(NamedTuple):
     read: the files that the report names, one for each of its first columns
     result: the file to write, or the table that gets a row
     beside: further files that decide the result, whether they exist or not
+    facts: what else decides it
     """
 
     read: tuple[Path, ...]
     result: Path
     beside: tuple[Path, ...] = ()
+    facts: str = ""
 
 
 class GrowingTable:
@@ -253,7 +255,10 @@ def _state(item: Item, before: str = "") -> str:
     files, identities = (*item.read, *item.beside), before.split()[1:]
     identities += [""] * (len(files) - len(identities))
     return " ".join(
-        [str(hashed(str(item.result))), *(_identity(*each) for each in zip(files, identities, strict=False))]
+        [
+            str(hashed(f"{item.result}{item.facts}")),
+            *(_identity(*each) for each in zip(files, identities, strict=False)),
+        ]
     )
 
 

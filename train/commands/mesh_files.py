@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from diffnet.data.folders.files import labeled_stem, meshes_matching
+from diffnet.data.folders.files import folders_below, labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
 from diffnet.data.places import places_of
 from diffnet.geometry.errors import OptionError
@@ -47,8 +47,8 @@ def find_meshes(paths: Sequence[Path], without: Path | None = None, pattern: str
 
 def _meshes_below(folder: Path) -> list[Path]:
     """The visible meshes in a folder and in its visible subfolders, in no order."""
-    meshes = (path for path in folder.rglob("*") if mesh_suffix(path) in FORMATS)
-    every = [p for p in meshes if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    files = (path for place in (folder, *folders_below(folder)) for path in place.iterdir())
+    every = [path for path in files if path.name[0] != "." and mesh_suffix(path) in FORMATS]
     stems = set(map(mesh_stem, every))
     return [p for p in every if labeled_stem(p.name, stems) is None]
 

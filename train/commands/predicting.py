@@ -168,8 +168,11 @@ def predict(
                 (source,),
                 result,
                 tuple(place for name in array_names(settings.features) for place in array_files(source, name)),
+                str(given or ""),
             )
-            for source, result in zip(sources, files * len(sources) if one_table else files, strict=True)
+            for source, result, given in zip(
+                sources, files * len(sources) if one_table else files, conditions, strict=True
+            )
         ]
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
@@ -225,7 +228,6 @@ def predict(
                 files=files[0].suffix,
                 least_area=least,
                 background=background,
-                **({"conditions": conditions} if any(conditions) else {}),
             ),
             resume=resume,
             table=table,

@@ -55,7 +55,7 @@ def view(
     loaded = load_mesh(mesh)
     predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, mesh, checkpoint, condition or [])
     computed, vectors = _values(loaded)
-    stored, arrows = _arrays(loaded, mesh)
+    stored, arrows = _arrays(loaded, mesh, {title for field in predicted for title in field.values})
     fields, name = [*predicted, *stored, *computed], mesh_stem(loaded.name)
     values: dict[str, Any] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
@@ -77,8 +77,11 @@ def view(
     open_page(out)
 
 
-def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
-    """The arrays in the file of a mesh and labels beside it, and vectors at vertices by the names of their lengths."""
+def _arrays(mesh: Mesh, path: Path, predicted: set[str]) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
+    """The arrays in the file of a mesh and labels beside it, and vectors at vertices by the names of their lengths.
+
+    predicted: titles that are taken. An array of this name is NAME_input.
+    """
     import numpy as np
 
     from diffnet.data.folders.labels import labels_beside
@@ -90,7 +93,7 @@ def _arrays(mesh: Mesh, path: Path) -> tuple[list[Fields], dict[str, NDArray[Any
     for array in (*mesh_arrays(path), *labels_beside(mesh)):
         titles = {name for field in fields for name in field.values}
         name = f"{array.name} at the {array.at}" if array.name in titles else array.name
-        values = array.values
+        values, name = array.values, f"{name}_input" if name in predicted else name
         if array.at == "faces" and len(values) == mesh.polygon_count:
             values = values[mesh.polygons]
         if array.kind == "vectors" and array.at == "vertices":

@@ -32,16 +32,16 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
     don't have, for another number of weights than classes, if only one class is left, and for label smoothing of a
     single class.
     """
-    names = data.label_names
-    ignored = _class_names("ignore", options.ignore, names)
+    whole = data
+    ignored = _class_names("ignore", options.ignore, whole)
     data = without_classes(data, ignored)
     if ignored and len(data.label_names) == 1:
         raise OptionError(f"ignore leaves only the class {data.label_names[0]!r}; at least 2 should be left")
     if options.label_smoothing > 0 and len(data.label_names) == 1:
         raise OptionError(f"label_smoothing needs at least 2 classes, and there is only {data.label_names[0]!r}")
-    weights = None if options.class_weights is None else _weights(options.class_weights, data, names)
+    weights = None if options.class_weights is None else _weights(options.class_weights, data, whole)
     text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
-    mirrored = _mirrored(options.mirror_labels, data.label_names)
+    mirrored = _mirrored(options.mirror_labels, data)
     return data, replace(options, ignore=ignored, class_weights=text, mirror_labels=mirrored)
 
 
@@ -59,10 +59,11 @@ def check_sides(data: LabeledMeshes, options: TrainOptions) -> None:
     )
 
 
-def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
+def _mirrored(text: str | None, data: LabeledMeshes) -> str | None:
     """The number of the class that each class becomes in a mirrored mesh, -1 for none. `NO_SIDES` and None stay."""
     if text is None or text == NO_SIDES:
         return text
+    names = data.label_names
     if text == FDI:
         others = {name: other for name in names if (other := tooth_on_other_side(name)) is not None}
         if not others:
@@ -81,7 +82,7 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
             raise OptionError(f"mirror_labels should be the numbers of {classes}, from 0, got {text}")
         return text
     else:
-        flat = _class_names("mirror_labels", [name for pair in side_pairs(text) for name in pair], names)
+        flat = _class_names("mirror_labels", [name for pair in side_pairs(text) for name in pair], data)
         if len(set(flat)) < len(flat):
             raise OptionError(f"mirror_labels should name each class once, got {text!r}")
         others = {name: flat[i ^ 1] for i, name in enumerate(flat)}
@@ -89,8 +90,8 @@ def _mirrored(text: str | None, names: Sequence[str]) -> str | None:
     return ",".join(str(places.get(others.get(name, name), UNLABELED)) for name in names)
 
 
-def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[float]:
-    """The weights of the classes of the data. A number in the text is the place of a class among all names."""
+def _weights(text: str, data: LabeledMeshes, whole: LabeledMeshes) -> list[float]:
+    """The weights of the classes of the data. The text names classes of the whole set."""
     names = data.label_names
     if text in BY_FREQUENCY:
         weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5)
@@ -106,7 +107,7 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
         return weights
     entries = weight_entries("class_weights", text)
     if entries[0][0] is not None:
-        class_names = _class_names("class_weights", [name for name, _ in entries if name is not None], all_names)
+        class_names = _class_names("class_weights", [name for name, _ in entries if name is not None], whole)
         by_name = dict(zip(class_names, (weight for _, weight in entries), strict=True))
         if len(by_name) < len(class_names):
             raise OptionError(f"class_weights should name each class once, got {text!r} for {', '.join(class_names)}")
@@ -120,9 +121,9 @@ def _weights(text: str, data: LabeledMeshes, all_names: Sequence[str]) -> list[f
     return [weight for _, weight in entries]
 
 
-def _class_names(option: str, texts: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+def _class_names(option: str, texts: Sequence[str], data: LabeledMeshes) -> tuple[str, ...]:
     with raised_as(OptionError, f"{option} can't be used", DataError):
-        return chosen_classes(texts, names)
+        return chosen_classes(texts, data.label_names, data.label_numbers)
 
 
 def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:

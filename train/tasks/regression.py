@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby, repeat
@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.data import LabeledMeshes, LabelsAt, TargetsAt, feature_parts, index_targets
-from diffnet.data.feature_names import component_names, vector_columns, vector_targets
+from diffnet.data.feature_names import component_names, is_in_files, target_parts, vector_columns, vector_targets
 from diffnet.data.folders.files import listing
 from diffnet.data.places import columns_at, places_of, rows_at
 from diffnet.data.stored import StoredMeshes, names_of, vertex_counts_of
 from diffnet.geometry import element_areas
 from diffnet.geometry.errors import OptionError
-from diffnet.geometry.files import as_text, csv_text, npy_bytes, write_atomically
+from diffnet.geometry.files import as_text, csv_text, full_number, npy_bytes, write_atomically
 from diffnet.geometry.mesh.attributes import properties_of
 from diffnet.geometry.mesh.cortex import values_bytes
 from diffnet.geometry.mesh.mesh import mesh_suffix
@@ -126,16 +126,26 @@ def _balance(data: LabeledMeshes) -> list[float]:
     return [sum(counts) / len(counts) / count for count in counts]
 
 
-def _joined(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+def _joined(
+    names: Sequence[str], values: NDArray[np.float64], targets: Collection[str] = ()
+) -> dict[str, NDArray[np.float64]]:
     """Columns as arrays. Those that `read_targets` makes of one array, NAME_0, NAME_1, …, are one array (N, C) again.
+
+    targets: the names of arrays that were read, if they are known
 
     >>> {name: x.shape for name, x in _joined(["u_0", "u_1", "p"], np.zeros((5, 3))).items()}
     {'u': (5, 2), 'p': (5,)}
+    >>> [*_joined(["u_0", "u_1"], np.zeros((5, 2)), ["u_0", "u_1"])]
+    ['u_0', 'u_1']
     """
     arrays = dict[str, NDArray[np.float64]]()
-    for stem, group in groupby(range(len(names)), lambda i: names[i].rpartition("_")[0]):
-        columns = list(group)
-        if len(columns) > 1 and [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]:
+    for stem, group in groupby(names, lambda name: name if name in targets else name.rpartition("_")[0]):
+        columns = [names.index(name) for name in group]
+        if (
+            (stem in targets or not targets)
+            and len(columns) > 1
+            and [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]
+        ):
             arrays[stem] = values[:, columns]
         else:
             arrays |= {names[i]: values[:, i] for i in columns}
@@ -269,7 +279,8 @@ class Regression(MeshTask):
                 row["relative_l2"] = number_or_none(mean_score(column))
         fields, vectors = [], scored.options.vector_names
         for name, (relative, angles) in zip(vectors, _errors(scored)[1].transpose(2, 1, 0), strict=True):
-            count = next(row["count"] for row in rows if row["name"] == component_names(name)[0])
+            first = scored.label_names.index(component_names(name)[0])
+            count = sum(int((~x[:, first : first + 3].isnan().any(1)).sum()) for x in _truths(scored))
             means = (number_or_none(mean_score(column)) for column in (relative, angles))
             fields.append(dict(zip(("name", "count", "relative_l2", "angle"), (name, count, *means), strict=True)))
         more = {"vectors": fields} if fields else {}
@@ -288,7 +299,7 @@ class Regression(MeshTask):
             whole = np.stack([truth[-1].numpy(), predicted[-1].numpy()])
             columns = [(whole if end is _OF_MESHES else errors)[:, i] for i, end in enumerate(ends)]
             numbers = np.concatenate([*columns, *vectors.T]).tolist()
-            rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.6g}" for x in numbers)])
+            rows.append([as_text(name), *("" if math.isnan(x) else f"{x:.12g}" for x in numbers)])
         return rows
 
     def worst_first(self, scored: Scored) -> list[int]:
@@ -340,9 +351,13 @@ class Regression(MeshTask):
             write_atomically(file, npy_bytes(values))
         elif file.suffix.lower() == ".vtp":
             parts = columns_at(values, names, len(predicted.mesh.verts), at)
-            write_vtp(file, predicted.mesh, {place: _joined(each, rows) for place, each, rows in parts})
+            targets = network.options.targets
+            arrays = (
+                [name.rpartition(":")[2] for name in target_parts(targets)] if targets and is_in_files(targets) else []
+            )
+            write_vtp(file, predicted.mesh, {place: _joined(each, rows, arrays) for place, each, rows in parts})
         elif file.suffix.lower() == ".csv":
-            write_atomically(file, csv_text([names, *([f"{value:.9g}" for value in row] for row in values)]))
+            write_atomically(file, csv_text([names, *([full_number(value) for value in row] for row in values)]))
         else:
             colors = make_scale(values[:, 0]).colors(values[:, 0])
             scalars, before = dict(zip(ply_names(names), values.T, strict=True)), properties_of(predicted.mesh)

@@ -83,13 +83,13 @@ def _json_beside(mesh: Mesh) -> Any:
     return json.loads(text_of(file)) if file is not None and file.is_file() and holds_labels(file) else {}
 
 
-def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | None) -> str:
+def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | None, at: TargetsAt) -> str:
     """Labels in the form of the file beside the mesh, with what it says of the whole mesh, such as `jaw`."""
     before = _json_beside(mesh)
     if isinstance(before, list) and instances is None:
         return json.dumps(labels)
     entries = {} if isinstance(before, list) else before
-    name = "labels" if "labels" in entries or "sub_labels" not in entries else "sub_labels"
+    name = "sub_labels" if at == "faces" and "sub_labels" in entries and "labels" not in entries else "labels"
     more = {} if instances is None else {"instances": instances.tolist()}
     of_mesh = {key: value for key, value in entries.items() if not isinstance(value, list)}
     return json.dumps({**of_mesh, name: labels, **more})
@@ -194,7 +194,7 @@ class Segmentation(LabelTask):
         if file.suffix.lower() == ".npy":
             content = npy_bytes(labels if instances is None else np.stack([labels, instances], axis=1))
         elif file.suffix.lower() == ".json":
-            content = _json_text(mesh, labels.tolist(), instances)
+            content = _json_text(mesh, labels.tolist(), instances, network.labels_at)
         elif file.suffix.lower() == ".csv":
             columns = [("label", *labels.tolist()), ("name", *([*names, ""][i] for i in classes.tolist()))]
             if instances is not None:

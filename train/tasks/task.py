@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,7 @@ from diffnet.data.places import changed_rows
 from diffnet.geometry import Mesh, Operators
 from diffnet.geometry.elements.elements import on_triangles
 from diffnet.geometry.errors import DiffnetError, OptionError
-from diffnet.geometry.files import csv_text, write_atomically
+from diffnet.geometry.files import csv_text, full_number, write_atomically
 from diffnet.geometry.mesh.attributes import beside, properties_of
 from diffnet.geometry.mesh.mesh import mesh_stem
 from diffnet.geometry.mesh.vtk import VtkArrays, vtp_bytes
@@ -382,6 +383,14 @@ class MeshTask(Task[LabeledMeshes, Scored]):
             data = with_labels_at(data, cast(LabelsAt, network.labels_at))
         data = labels_on_surface(data, network.options.preprocessing.normalize, network.options.features)
         match_by_name = with_columns if self.standardized else with_label_names
+        numbers, own = (dict(zip(each.label_names, each.label_numbers or (), strict=False)) for each in (data, network))
+        if other := next((name for name in numbers if own.get(name, numbers[name]) != numbers[name]), None):
+            warnings.warn(
+                f"labels match by name: {other!r} is {numbers[other]} in these label files, and {own[other]} in those "
+                "of the training. If both number their classes alike, write a line into label_names.txt for each "
+                "number from 0, and any name for the numbers without a class",
+                stacklevel=2,
+            )
         return match_by_name(without_classes(data, network.options.ignore), network.label_names)
 
     def prepared(self, data: LabeledMeshes, options: TrainOptions) -> tuple[LabeledMeshes, TrainOptions]:
@@ -453,7 +462,7 @@ class MeshTask(Task[LabeledMeshes, Scored]):
 
     def table(self, predictions: Sequence[Predicted], network: NetworkInput) -> list[list[str]]:
         """The header and the rows of the table of all meshes, by default with the predicted numbers."""
-        rows = [[one.mesh.name, *(f"{value:.9g}" for value in one.values.flatten().tolist())] for one in predictions]
+        rows = [[one.mesh.name, *map(full_number, one.values.flatten().tolist())] for one in predictions]
         return [["file", *network.label_names], *rows]
 
     def write_file(self, file: Path, predicted: Predicted, network: NetworkInput) -> None:
