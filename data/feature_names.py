@@ -312,9 +312,7 @@ def target_parts(targets: str) -> list[str]:
     is_name = all(_OWN_NAME.fullmatch(part) and not part.startswith((SCALAR_PREFIX, MASK_PREFIX)) for part in plain)
     if not is_name or len(names) < len(parts) or "" in names:
         kinds = f"file:NAME, {VECTOR_PREFIX}NAME, {DISPLACEMENT_PREFIX}NAME or {TABLE_PREFIX}COLUMN"
-        raise OptionError(
-            f"targets should be {kinds}, one or several joined by +, each once, got {targets!r:.200}"
-        )
+        raise OptionError(f"targets should be {kinds}, one or several joined by +, each once, got {targets!r:.99}")
     order = {FILE_PREFIX: 1, TABLE_PREFIX: 2}
     parts.sort(key=lambda part: order.get(part[: part.index(":") + 1], 0))
     return [part.removeprefix(FILE_PREFIX) for part in parts]

@@ -59,11 +59,8 @@ class MeshAttention(AttentionHeads):
             raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")
         width = x.shape[-1] // self.heads
         # These are strided views (H, V, C/H). The products read them without a copy.
-        query, key, value = (
-            self.query_key_value(as_weights(x, self.query_key_value))
-            .unflatten(-1, (3, self.heads, width))
-            .permute(1, 2, 0, 3)
-        )
+        x = as_weights(x, self.query_key_value)
+        query, key, value = self.query_key_value(x).unflatten(-1, (3, self.heads, width)).permute(1, 2, 0, 3)
         scores = sddmm(pattern, query, key, backend=self.backend)
         weights = sparse_softmax(pattern, scores, scale=width**-0.5, bias=bias, backend=self.backend)
         mixed = spmm(pattern, self.dropout(weights), value, backend=self.backend)

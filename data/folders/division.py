@@ -221,7 +221,7 @@ def divide(
     return division
 
 
-def parts_by_folders(paths: Sequence[Path]) -> list[Part] | None:
+def told_parts(paths: Sequence[Path]) -> list[Part] | None:
     """The part of each mesh, told by a folder above it. None if no folders tell training and test meshes.
 
     The folders are those below the one that all meshes are in. Raises DataError if they tell the parts of some only.

@@ -166,15 +166,15 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """The visible subfolders of any depth, also linked ones, each once. Sorted."""
-    below, seen = [], {root.resolve()}
+    """The visible subfolders of any depth, also linked ones but for those above. Each once, sorted."""
+    top, found = root.resolve(), dict[Path, Path]()
     for folder, names, _ in os.walk(root, followlinks=True):
         places = [Path(folder, name) for name in sorted(names) if name[0] != "."]
-        fresh = [place for place in places if place.resolve() not in seen]
-        seen.update(place.resolve() for place in fresh)
-        names[:] = [place.name for place in fresh]
-        below += fresh
-    return sorted(below)
+        fresh = {place.resolve(): place for place in places if not top.is_relative_to(place.resolve())}
+        fresh = {real: place for real, place in fresh.items() if real not in found}
+        names[:] = [place.name for place in fresh.values()]
+        found |= fresh
+    return sorted(found.values())
 
 
 def meshes_below(root: Path) -> list[Path]:

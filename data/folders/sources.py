@@ -350,13 +350,8 @@ def read_fields(mesh: Path) -> Fields:
     if mesh_suffix(mesh) not in VTK_FORMATS:
         return Fields({})
     fields = load_attributes(mesh).fields
-    return Fields(
-        {
-            name: float(x.item())
-            for name, x in fields.items()
-            if x.size == 1 and x.dtype.kind in "biuf" and np.isfinite(x).all()
-        }
-    )
+    numbers = {name: x for name, x in fields.items() if x.size == 1 and x.dtype.kind in "biuf"}
+    return Fields({name: float(x.item()) for name, x in numbers.items() if np.isfinite(x).all()})
 
 
 def only_file(mesh: Path, places: Sequence[Path], what: str) -> Path | None:

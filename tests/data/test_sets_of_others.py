@@ -238,6 +238,7 @@ def test_linked_folders_are_read_once_by_all(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / "set" / name).symlink_to(tmp_path / "store" / name)
     (tmp_path / "set" / "a" / "loop").symlink_to(tmp_path / "set")
+    (tmp_path / "set" / "up").symlink_to(tmp_path)
     found = load_dataset(tmp_path / "set")
     every = ["a/surface", "b/deep/surface", "c/surface", "d/surface"]
     assert sorted(names([*found.train, *found.test])) == every

@@ -224,7 +224,7 @@ def test_columns_whose_names_look_like_those_of_one_array(tmp_path: Path) -> Non
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(shown["p_0"]), "<f4"), values[:, 4], atol=1e-5)
     np.testing.assert_allclose(np.frombuffer(base64.b64decode(shown["p_0_input"]), "<f4"), before["p_0"], atol=1e-5)
     assert full_number(1.7e9 + 0.25) == "1700000000.25"
-    with pytest.raises(OptionError, match="each once, got .file:p"):
+    with pytest.raises(OptionError, match=r"each once, got .file:p"):
         target_parts("file:p+file:p")
     with pytest.raises(OptionError, match="got 'mask:flow'"):
         target_parts("mask:flow")

@@ -254,12 +254,8 @@ def _state(item: Item, before: str = "") -> str:
     """The result and the identities of the files that it is made from, as words. Those in `before` stay if they can."""
     files, identities = (*item.read, *item.beside), before.split()[1:]
     identities += [""] * (len(files) - len(identities))
-    return " ".join(
-        [
-            str(hashed(f"{item.result}{item.facts}")),
-            *(_identity(*each) for each in zip(files, identities, strict=False)),
-        ]
-    )
+    words = [_identity(*each) for each in zip(files, identities, strict=False)]
+    return " ".join([str(hashed(f"{item.result}{item.facts}")), *words])
 
 
 def _identity(path: Path, before: str) -> str:

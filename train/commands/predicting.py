@@ -163,6 +163,7 @@ def predict(
             check_folder_path(folder)
         settings = expected.options
         one_table = not task.formats(expected.labels_at)
+        results = files * len(sources) if one_table else files
         items = [
             Item(
                 (source,),
@@ -170,9 +171,7 @@ def predict(
                 tuple(place for name in array_names(settings.features) for place in array_files(source, name)),
                 str(given or ""),
             )
-            for source, result, given in zip(
-                sources, files * len(sources) if one_table else files, conditions, strict=True
-            )
+            for source, result, given in zip(sources, results, conditions, strict=True)
         ]
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()

@@ -141,11 +141,8 @@ def _joined(
     arrays = dict[str, NDArray[np.float64]]()
     for stem, group in groupby(names, lambda name: name if name in targets else name.rpartition("_")[0]):
         columns = [names.index(name) for name in group]
-        if (
-            (stem in targets or not targets)
-            and len(columns) > 1
-            and [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]
-        ):
+        is_array = [names[i] for i in columns] == [f"{stem}_{k}" for k in range(len(columns))]
+        if len(columns) > 1 and is_array and (stem in targets or not targets):
             arrays[stem] = values[:, columns]
         else:
             arrays |= {names[i]: values[:, i] for i in columns}
@@ -351,10 +348,8 @@ class Regression(MeshTask):
             write_atomically(file, npy_bytes(values))
         elif file.suffix.lower() == ".vtp":
             parts = columns_at(values, names, len(predicted.mesh.verts), at)
-            targets = network.options.targets
-            arrays = (
-                [name.rpartition(":")[2] for name in target_parts(targets)] if targets and is_in_files(targets) else []
-            )
+            targets = network.options.targets or ""
+            arrays = [name.rpartition(":")[2] for name in target_parts(targets)] if is_in_files(targets) else []
             write_vtp(file, predicted.mesh, {place: _joined(each, rows, arrays) for place, each, rows in parts})
         elif file.suffix.lower() == ".csv":
             write_atomically(file, csv_text([names, *([full_number(value) for value in row] for row in values)]))
