@@ -206,7 +206,7 @@ OPERATIONS = {
 def operations(results: Path) -> str:
     """The dense operations of a block, each way, with their share of the floor."""
     text = "## Operations of a block\n\n"
-    lines = []
+    lines: list[list[str]] = []
     for benchmark, title in OPERATIONS.items():
         found = Results(results.parent / "kernels-h200" / "operations", benchmark)
         text += "" if lines else f"{found.source()}\n"
