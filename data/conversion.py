@@ -54,6 +54,7 @@ def labels_at(
     f = f.reshape(0, 3).astype(np.int64) if f.size == 0 else f
     if f.ndim != 2 or f.shape[1] != 3 or f.dtype.kind not in "iu":
         raise ValueError(f"faces should be integers of shape (F, 3), got {f.dtype} of shape {f.shape}")
+    f = f.astype(np.int64)
     if values.ndim != 1 or (values.size > 0 and values.dtype.kind not in "iu"):
         raise ValueError(f"labels should be integers of shape (N,), got {values.dtype} of shape {values.shape}")
     values = np.where(values < 0, UNLABELED, values).astype(np.int64)

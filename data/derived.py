@@ -96,7 +96,7 @@ def derived(
     errors of `make`.
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
-    rows = remembered(work, items, "derived 2", *about, **{"is_long": True, **how})
+    rows = remembered(work, items, "derived 3", *about, **{"is_long": True, **how})
     flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
     entries = np.array([name.encode() for name, *_ in flat], dtype="S64")
     vertices, faces, origins, ranks = np.array([numbers for _, *numbers in flat], np.int64).reshape(-1, 4).T.copy()

@@ -92,6 +92,8 @@ def mesh_arrays(item: LabeledMesh, features: Mapping[str, NDArray[Any]]) -> Arra
     if mesh.has_polygons:
         arrays["polygons"] = mesh.polygons.astype(np.int32)
         arrays["polygon_count"] = np.array([mesh.polygon_count], np.int64)
+        sides = {"sizes": mesh.sizes, "corners": mesh.corners}
+        arrays |= {name: values.astype(np.int32) for name, values in sides.items() if values is not None}
     if mesh.normals is not None:
         arrays["normals"] = _exact(mesh.normals)
     if item.accepted is not None:
@@ -108,9 +110,10 @@ def labeled_mesh(arrays: Arrays, name: str, labels_at: TargetsAt) -> LabeledMesh
     polygons = arrays["polygons"].astype(np.int64) if "polygons" in arrays else np.arange(len(faces))
     count = int(arrays["polygon_count"][0]) if "polygons" in arrays else len(faces)
     normals = arrays["normals"].astype(np.float64) if "normals" in arrays else None
+    sides = {key: arrays[key].astype(np.int64) for key in ("sizes", "corners") if key in arrays}
     return LabeledMesh(
         name,
-        Mesh(arrays["verts"].astype(np.float64), faces, polygons, count, name, normals),
+        Mesh(arrays["verts"].astype(np.float64), faces, polygons, count, name, normals, **sides),
         labels.reshape(()) if labels_at == "meshes" and labels.dtype == np.int64 else labels,
         {key[len(ARRAY) :]: array.astype(np.float64) for key, array in arrays.items() if key.startswith(ARRAY)},
         arrays["accepted"] > 0 if "accepted" in arrays else None,

@@ -99,6 +99,8 @@ def write_shards(
     folder = Path(folder)
     if isinstance(data.labels_at, tuple):
         raise DataError(f"{folder}: shards have no targets at several places, as those at {data.labels_at}")
+    if data.condition_names:
+        raise DataError(f"{folder}: shards have no conditions, such as {data.condition_names[0]}")
     make_folder(folder)
     every = {part: meshes for part in ("train", "validation", "test") if len(meshes := getattr(data, part))}
     items = joined([*every.values()])

@@ -55,7 +55,7 @@ def edges_of_faces(faces: NDArray[np.int64]) -> NDArray[np.int64]:
 def edge_numbers(faces: NDArray[np.int64], sides: NDArray[np.int64]) -> NDArray[np.int64]:
     """The numbers (…) of sides of faces in `mesh_edges`, which are given by their ends (…, 2)."""
     edges, size = mesh_edges(faces), int(faces.max(initial=0)) + 1
-    ends = np.sort(sides, axis=-1)
+    ends = np.sort(np.asarray(sides, np.int64), axis=-1)
     codes = edges[:, 0] * size + edges[:, 1]
     order = np.argsort(codes)
     return order[np.searchsorted(codes, ends[..., 0] * size + ends[..., 1], sorter=order)]

@@ -55,8 +55,8 @@ def label_instances(
 
     Instances are numbered by label, and those of a label from the largest to the smallest.
 
-    Raises MeshError for a point cloud, TypeError for labels that are no integers, and ValueError for another shape and
-    for a share out of range.
+    Raises MeshError for a point cloud and for edges of polygons, TypeError for labels that are no integers, and
+    ValueError for another shape and for a share out of range.
 
     >>> from diffnet.geometry import make_mesh
     >>> strip = make_mesh([[i // 2, i % 2, 0] for i in range(12)], [[i, i + 1, i + 2] for i in range(10)])
@@ -67,6 +67,7 @@ def label_instances(
 
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no neighbors that connect instances")
+    _check_edges(mesh, at)
     if not 0 <= least_area <= 1:
         raise ValueError(f"least_area should be from 0 to 1, got {least_area}")
     array = np.asarray(labels)
@@ -104,6 +105,11 @@ def label_instances(
     return Instances(number_of[part], new)
 
 
+def _check_edges(mesh: Mesh, at: ElementsAt) -> None:
+    if at == "edges" and mesh.has_polygons:
+        raise MeshError(f"{mesh.name}: neighbors of edges are known in triangles only, and its faces have more corners")
+
+
 def _borders(mesh: Mesh, at: ElementsAt, per_polygon: bool) -> scipy.sparse.csr_array:
     """`border_lengths` with a tiny length between elements at the same position, and instead of 0."""
     import scipy.sparse
@@ -137,8 +143,9 @@ def smooth_boundaries(
     at: the elements: "vertices", "faces" (triangles, or the faces of the file) or "edges"
     weight: from 0 to 1e30. 0 gives the most likely labels. Larger values give shorter boundaries.
 
-    Returns (N,) int64. The result is the same in every run. Raises MeshError for a point cloud, ValueError for another
-    shape, for probabilities that are negative or not finite, and for a weight that is out of range.
+    Returns (N,) int64. The result is the same in every run. Raises MeshError for a point cloud and for edges of
+    polygons, ValueError for another shape, for probabilities that are negative or not finite, and for a weight that is
+    out of range.
 
     Source: Krähenbühl and Koltun 2011, Efficient inference in fully connected CRFs with Gaussian edge potentials; here
     only neighbors are connected.
@@ -154,6 +161,7 @@ def smooth_boundaries(
     p = np.asarray(probabilities, np.float64)
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no boundaries to smooth")
+    _check_edges(mesh, at)
     if not 0 <= weight <= MAX_WEIGHT:
         raise ValueError(f"weight should be from 0 to {MAX_WEIGHT:g}, got {weight}")
     per_polygon = at == "faces" and len(p) == mesh.polygon_count

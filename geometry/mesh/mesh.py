@@ -305,6 +305,7 @@ def mesh_edges(faces: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> mesh_edges(np.array([[0, 1, 2], [2, 1, 3]])).tolist()
     [[0, 1], [1, 2], [0, 2], [1, 3], [2, 3]]
     """
+    faces = np.asarray(faces, np.int64)  # smaller types don't hold products of two indices
     corners = np.sort(faces[:, [[0, 1], [1, 2], [2, 0]]].reshape(-1, 2), axis=1)
     # Combine the two indices of an edge into one number: sorting numbers is several times faster than sorting rows.
     _, first = np.unique(corners[:, 0] * (faces.max(initial=0) + 1) + corners[:, 1], return_index=True)

@@ -36,12 +36,13 @@ from diffnet.data import (
     make_sample,
     write_shards,
 )
+from diffnet.data.conversion import with_labels_at
 from diffnet.data.shards import reading, writing
 from diffnet.data.shards.archives import TABLE, parsed_table, table_blob
 from diffnet.data.shards.reading import INDEX, SUFFIX, is_shards
 from diffnet.data.shards.records import check_mesh
 from diffnet.data.stored import content_hash
-from diffnet.geometry import make_mesh
+from diffnet.geometry import file_edges, load_mesh, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.folder_lock import locked
 from diffnet.train.run_checks import DIGITS, contents_of
@@ -80,7 +81,7 @@ def assert_equal_items(items: Sequence[LabeledMesh], expected: Sequence[LabeledM
     for item, other in zip(items, expected, strict=True):
         assert item.name == other.name
         assert item.mesh.polygon_count == other.mesh.polygon_count
-        for name in ("verts", "faces", "polygons", "normals"):
+        for name in ("verts", "faces", "polygons", "normals", "sizes", "corners"):
             torch.testing.assert_close(*(getattr(x.mesh, name) for x in (item, other)), rtol=0, atol=0)
         np.testing.assert_array_equal(item.labels, other.labels)
         assert item.labels.shape == other.labels.shape
@@ -92,13 +93,30 @@ def point_cloud() -> LabeledMesh:
     return LabeledMesh("points", mesh, np.array(1, np.int64))
 
 
+def grid() -> LabeledMesh:
+    """Quads, whose cuts are no edges."""
+    quads = [[4 * i + j, 4 * i + j + 4, 4 * i + j + 5, 4 * i + j + 1] for i in range(3) for j in range(3)]
+    mesh = load_mesh((np.array([[i, j, 0.1 * i * j] for i in range(4) for j in range(4)]), np.array(quads)))
+    labels = np.where(np.isin(np.arange(33), file_edges(mesh)), 1, -1)
+    assert (len(mesh_edges(mesh.faces)), (labels == 1).sum()) == (33, 24)
+    return LabeledMesh(mesh.name, mesh, labels)
+
+
 CASES: dict[str, tuple[LabeledMesh, Any]] = {
+    "edges of quads": (grid(), "edges"),
     "vertices": (small_set().train[0], "vertices"),
     "faces": (LabeledMesh("quads", make_mesh(MIXED[0], MIXED[1][::2], name="quads"), np.arange(4) % 2), "faces"),
     "meshes": (point_cloud(), "meshes"),
     "targets": (replace(small_set().train[0], labels=np.random.default_rng(0).normal(size=(42, 3))), "vertices"),
     "target of a mesh": (replace(point_cloud(), labels=np.array([[0.5, np.nan, 3]])), "meshes"),
 }
+
+
+def test_conditions_are_refused(tmp_path: Path) -> None:
+    data = replace(small_set(), condition_names=("age",))
+    refused(
+        DataError, "shards have no conditions, such as age", write_shards, data, tmp_path / "set", OPTIONS, tmp_path
+    )
 
 
 @pytest.mark.parametrize("basis", ["float32", "float16"])
@@ -115,11 +133,16 @@ def test_items_and_samples_are_those_of_the_set(tmp_path: Path, case: str, basis
         assert contents_of(part)[0][0] == content_hash(item.mesh.verts, item.mesh.faces)[:DIGITS]
         assert_equal_items(part, [item])
     found, expected = make_sample(data.train[0], options), make_sample(item, options)
-    facts = (item.name, "", "", len(item.mesh.verts), len(item.mesh.faces), 0, expected.operators.gradient.pattern.nnz)
+    edges = len(mesh_edges(item.mesh.faces)) if at == "edges" else 0
+    sizes = len(item.mesh.verts), len(item.mesh.faces), edges, expected.operators.gradient.pattern.nnz
+    facts = (item.name, "", "", *sizes)
     assert data.train.operator_facts() == [facts]
     for name in ("features", "labels"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0, equal_nan=True)
     assert_same(found.operators, expected.operators)
+    if at == "edges":
+        assert with_labels_at(data, "faces").train[0].labels.tolist() == [1] * 18
+        np.testing.assert_array_equal(file_edges(data.train[0].mesh), file_edges(item.mesh))
 
 
 def test_own_arrays_are_in_the_shards(tmp_path: Path) -> None:

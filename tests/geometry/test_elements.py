@@ -15,6 +15,7 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 from shapes import soup
 
+from diffnet.data import labels_at
 from diffnet.geometry import (
     ElementsAt,
     Mesh,
@@ -35,6 +36,7 @@ from diffnet.geometry import (
 from diffnet.geometry.mesh.mesh import store_mesh
 
 AT = pytest.mark.parametrize("at", ["vertices", "faces", "edges"])
+QUAD = load_mesh((np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]), np.array([[0, 1, 2, 3]])))
 BALL = load_mesh(trimesh.creation.icosphere(3))
 
 
@@ -106,6 +108,7 @@ def test_sure_labels_and_lone_vertices_stay() -> None:
         ({"weight": np.nan}, ValueError, r"weight should be from 0 to 1e\+30, got nan"),
         ({"weight": 1e31}, ValueError, r"weight should be from 0 to 1e\+30, got 1e\+31"),
         ({"mesh": load_mesh(BALL.verts)}, MeshError, "a point cloud has no boundaries"),
+        ({"mesh": QUAD, "at": "edges"}, MeshError, "neighbors of edges are known in triangles only"),
     ],
 )
 def test_bad_arguments(change: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -283,6 +286,7 @@ def test_triangle_soup(at: ElementsAt) -> None:
         ({"least_area": 1.5}, ValueError, "least_area should be from 0 to 1, got 1.5"),
         ({"least_area": float("nan")}, ValueError, "least_area should be from 0 to 1, got nan"),
         ({"mesh": make_mesh(np.eye(3), None)}, MeshError, "a point cloud has no neighbors"),
+        ({"mesh": QUAD, "at": "edges"}, MeshError, "neighbors of edges are known in triangles only"),
     ],
 )
 def test_wrong_arguments(changed: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -310,3 +314,26 @@ def test_a_background_and_debris_are_no_instances() -> None:
     np.testing.assert_array_equal(found.numbers, truth)
     np.testing.assert_array_equal(found.labels, labels)
     assert set(label_instances(mesh, labels, at="faces").numbers) == {-1, 0, 1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.uint32])
+def test_edges_of_faces_in_small_types(dtype: Any) -> None:
+    """The number of a pair of vertices doesn't fit into the type of the faces."""
+    faces = trimesh.creation.icosphere(3).faces if dtype is np.int16 else grid_faces(320)
+    labels = np.arange(len(faces)) % 3
+    assert np.array_equal(mesh_edges(faces.astype(dtype)), mesh_edges(faces))
+    found, expected = (labels_at(labels, f, source="faces", target="edges") for f in (faces.astype(dtype), faces))
+    assert np.array_equal(found, expected)
+    assert np.array_equal(
+        labels_at(found, faces.astype(dtype), source="edges", target="faces"),
+        labels_at(found, faces, source="edges", target="faces"),
+    )
+
+
+def grid_faces(n: int) -> np.ndarray:
+    """The triangles of a grid of n × n vertices in random order."""
+    first = (np.arange(n - 1)[:, None] * n + np.arange(n - 1)).ravel()
+    faces = np.concatenate(
+        [np.stack([first, first + n, first + n + 1], 1), np.stack([first, first + n + 1, first + 1], 1)]
+    )
+    return np.random.default_rng(0).permutation(n * n)[faces]
