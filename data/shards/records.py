@@ -110,7 +110,7 @@ def labeled_mesh(arrays: Arrays, name: str, labels_at: TargetsAt) -> LabeledMesh
     polygons = arrays["polygons"].astype(np.int64) if "polygons" in arrays else np.arange(len(faces))
     count = int(arrays["polygon_count"][0]) if "polygons" in arrays else len(faces)
     normals = arrays["normals"].astype(np.float64) if "normals" in arrays else None
-    sides = {key: arrays[key].astype(np.int64) for key in ("sizes", "corners") if key in arrays}
+    sides: dict[str, Any] = {key: arrays[key].astype(np.int64) for key in ("sizes", "corners") if key in arrays}
     return LabeledMesh(
         name,
         Mesh(arrays["verts"].astype(np.float64), faces, polygons, count, name, normals, **sides),
