@@ -192,6 +192,9 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
         members = [shape for shape in shapes.values() if shape.folder == str(root)]
         sources = [(shape, "template", files[shape.name]) for shape in members]
         sources += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
+        if 0 < (count := len(sources) - len(members)) < len(members):
+            names = [shape.name for shape in members if not _template_file(shape, ".sym.vts")]
+            raise DataError(f"{names[0]}: there is no {names[0]}.sym.vts; {count} other meshes have one")
         for shape, _, file in sources:
             check_vertex_numbers(shape.mesh, file)
         indices = [IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources]
@@ -326,7 +329,7 @@ def _pairs_by(data: MeshPairs, shapes: list[PairShape], rule: str) -> list[Pair]
 
 
 def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path: Path, rule: Rule) -> list[Pair]:
-    """The pairs of a list file, in its order. others: the meshes of the other part, whose pairs are left out
+    """The pairs of a list file, in its order, each once. others: the meshes of the other part, whose pairs are left out
 
     rule: pairs of the meshes that it leaves out are left out, too
 
@@ -348,7 +351,7 @@ def _listed_pairs(shapes: Sequence[PairShape], others: Sequence[PairShape], path
             raise DataError(f"{path}, line {number}: one of {names[0]} and {names[1]} is for training, one for testing")
         if i < len(shapes):
             pairs.append((i, j))
-    return pairs
+    return list(dict.fromkeys(pairs))
 
 
 def _find(places: dict[str, int], name: str) -> int | None:

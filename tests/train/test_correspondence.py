@@ -774,18 +774,30 @@ def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
     assert results["scored_training_meshes"] == 0
     assert "Correspondences of the test pairs" in (tmp_path / "a" / "predictions.html").read_text()
     assert "of 3 test pairs" in out
-    out = output(*evaluate, tmp_path / "trained", "--data", room / "data" / "train")
+    out = output(*evaluate[:-3], "--data", room / "data" / "train", "--out", tmp_path / "trained")
     assert results_of(tmp_path / "trained")["scored_training_meshes"] == 4
     assert "Correspondences of the scored pairs" in (tmp_path / "trained" / "predictions.html").read_text()
     assert "scored meshes in the training part: 4 of 4" in out
     assert "of 6 pairs" in out
-    (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\n")
+    (tmp_path / "two.txt").write_text("b4 b6\nb6 b5\nb4 b6\n")  # a pair counts once
     output(*evaluate, tmp_path / "b", "--pairs", tmp_path / "two.txt", "--zoomout")
     pairs = [(row["first"], row["second"]) for row in results_of(tmp_path / "b")["pairs"]]
     assert pairs == [("b4", "b6"), ("b6", "b5")]
     DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
     line = complaint(*evaluate, tmp_path / "c", "--checkpoint", tmp_path / "p.safetensors", "--zoomout")
     assert "are for correspondence, and the network is one of segmentation" in line
+    line = complaint(*evaluate, tmp_path / "d", "--checkpoint", tmp_path / "p.safetensors", "--data", tmp_path)
+    assert line.startswith("segmentation takes one --data, got ")
+
+
+def test_a_run_knows_the_maps_of_its_pairs(room: Path) -> None:
+    data = paired_meshes(load_pairs(room / "data"), 8)
+    maps = {("b0", "b1"): np.arange(5), ("b1", "b0"): np.arange(6)}
+    sets = [
+        data,
+        *(replace(data, pairs=replace(data.pairs, maps=each)) for each in (maps, {("b0", "b1"): np.arange(5)})),
+    ]
+    assert len({TASK.pairs(each) for each in sets}) == 3
 
 
 def test_maps_are_saved_and_scored_again(room: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from diffnet.train.commands.options import (
     parameters,
     with_parameters,
 )
-from diffnet.train.commands.training import find_data, print_results, without_unusable
+from diffnet.train.commands.training import find_data, find_sets, print_results, without_unusable
 from diffnet.train.console import console
 from diffnet.train.options import TASK_OPTIONS, TrainOptions, tasks_with
 from diffnet.train.options.labels import FurtherScore
@@ -341,7 +341,7 @@ _NOT_FOR_MAPS = "save_maps", "format", "score", "files", "labels", "targets", "z
     *parameters(RunOptions, ("device", "cache", "jobs", "skip_unusable"), panel=None),
 )
 def evaluate(
-    data: str = option(
+    data: list[str] = option(
         ...,
         "Folder of labeled meshes, of shards or of meshes in pairs, a table of meshes (.csv or .tsv), or the name of "
         "the built-in set of the network's task: bodies or shapes.",
@@ -412,13 +412,13 @@ def evaluate(
                 tasks = " and ".join(tasks_with(name))
                 raise OptionError(f"--{name} is for {tasks}, and the network is one of {task.name}")
         make_folder(cache)
-        place = find_data(data, task.name)
+        places = find_sets(data, task.name)
         seed = network.metadata.get("seed")
         if not isinstance(seed, int) or seed < 0:
             seed = 0
-            if data == place == TASK_OPTIONS[task.name].builtin:
+            if data == places == [TASK_OPTIONS[task.name].builtin]:
                 unknown = f"{checkpoint} does not record the seed of its training"
-                console.print(f"{unknown}; {data} are those of seed 0", soft_wrap=True)
+                console.print(f"{unknown}; {data[0]} are those of seed 0", soft_wrap=True)
         how = SetOptions(
             **{name: options[name] for name in _SET_OPTIONS},
             cache=cache,
@@ -434,7 +434,7 @@ def evaluate(
         where |= {"console": console, "zoomout": zoomout, "save_maps": save_maps, "map_format": form or "txt"}
 
         def run() -> dict[str, Any]:
-            dataset = ranks.after_first(lambda: task.load([place], how, expected.options))
+            dataset = ranks.after_first(lambda: task.load(places, how, expected.options))
             console.print(f"{task.size(dataset)} to score{f', divided {dataset.source}' if dataset.source else ''}")
             for text in dataset.left_out:
                 console.print(f"left out: {text}", soft_wrap=True)
@@ -445,16 +445,16 @@ def evaluate(
         print_results(task, results, out)
 
 
-def _score_maps(data: str, maps: Path, out: Path, base: Base, options: Mapping[str, Any]) -> None:
+def _score_maps(data: list[str], maps: Path, out: Path, base: Base, options: Mapping[str, Any]) -> None:
     """`diffnet evaluate` of maps, without a network."""
     with ExitAtCtrlC():
         from diffnet.train.inference.scoring import score_maps
         from diffnet.train.tasks.correspondence import TASK
 
-    cache, place = options["cache"], find_data(data, TASK.name)
+    cache, places = options["cache"], find_sets(data, TASK.name)
     make_folder(cache)
     how = SetOptions(**{name: options[name] for name in _SET_OPTIONS}, cache=cache, needs_train=False)
-    pairs = TASK.load([place], how, TrainOptions(task=TASK.name, partial=True, normalize="none")).pairs
+    pairs = TASK.load(places, how, TrainOptions(task=TASK.name, partial=True, normalize="none")).pairs
     results = score_maps(pairs, maps, out, base=base, cache_dir=cache, jobs=options["jobs"], console=console)
     print_results(TASK, results, out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
@@ -15,7 +15,7 @@ import typer
 from diffnet.data.feature_names import with_mask
 from diffnet.data.folders.division import check_fold
 from diffnet.data.options import Preprocessing
-from diffnet.geometry.errors import DiffnetError
+from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
 from diffnet.options import Architecture, declared
@@ -66,9 +66,8 @@ def train_command(task: TaskName) -> Callable[..., None]:
     task_options = TASK_OPTIONS[task]
     defaults = {**TrainOptions(task=task, **options_of_recipe("default", task)).as_dict(), "laplacian": None}
     names = [field.name for field in fields(task_options.own) if field.name not in task_options.unavailable]
-    kind: Any = list[str] if task_options.takes_several else str
     entries = [
-        _parameter("data", Annotated[kind, typer.Option(help=task_options.data)]),
+        _parameter("data", Annotated[list[str], typer.Option(help=task_options.data)]),
         _parameter("out", Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]),
         *parameters(SetOptions, task_options.sets),
         *parameters(task_options.own, names, defaults, task_options.changes),
@@ -78,7 +77,7 @@ def train_command(task: TaskName) -> Callable[..., None]:
 
     def command(**arguments: Any) -> None:
         data, out = arguments.pop("data"), arguments.pop("out")
-        run_command(task, [data] if isinstance(data, str) else data, out, arguments)
+        run_command(task, data, out, arguments)
 
     command.__doc__ = task_options.help
     return with_parameters(*sorted(entries, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(
@@ -107,6 +106,13 @@ def find_data(path: str, task: TaskName) -> str:
     if path != name:
         raise DataError(f"{path}: no such file or folder; {name} is the built-in set of {task}")
     return path if folder is None else str(folder)
+
+
+def find_sets(data: Sequence[str], task: TaskName) -> list[str]:
+    """The sets at several paths, see `find_data`. Raises OptionError if the task takes one."""
+    if len(data) > 1 and not TASK_OPTIONS[task].takes_several:
+        raise OptionError(f"{task} takes one --data, got {', '.join(data)}")
+    return [find_data(path, task) for path in data]
 
 
 def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str, Any]) -> None:
@@ -208,7 +214,7 @@ def _loaded(call: Call, options: TrainOptions, before: Checkpoint | None) -> tup
     before: checkpoint of the run to resume, or None
     """
     task, arguments = call.task, call.arguments
-    data = [find_data(path, task.name) for path in call.data]
+    data = find_sets(call.data, task.name)
     stored = {} if before is None else {"outputs_at": before["labels_at"], "channels": len(before["label_names"])}
     sets: dict[str, Any] = {name: arguments[name] or stored.get(name) for name in TASK_OPTIONS[task.name].sets}
     sets |= {name: getattr(options, name) for name in ("targets", "labels", "conditions", "group_by", "seed")}

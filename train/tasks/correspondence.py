@@ -259,7 +259,8 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
     def pairs(self, data: PairedMeshes) -> bytes:
         digest, pairs = hashlib.sha256(), data.pairs
         truths = _truths(pairs.train, pairs.train_pairs) + _truths(pairs.test, pairs.test_pairs)
-        for array in [*truths, *pairs.between.values()]:
+        digest.update(str([*pairs.maps]).encode())
+        for array in [*truths, *pairs.between.values(), *pairs.maps.values()]:
             digest.update(f"{array.shape}".encode() + array.tobytes())
         return digest.digest()
 
