@@ -283,6 +283,8 @@ def test_mirror_images_of_each_mesh(four: Path) -> None:
     flipped = np.empty(VERTICES, np.int64)
     flipped[order(2)] = order(3)[::-1]
     assert pair_errors(data, [(data.test[0], data.test[1])], [flipped], jobs=1)[0].flipped
+    (four / "corres" / "m2.sym.vts").unlink()
+    refused(DataError, r"m2: there is no m2.sym.vts; 3 other meshes have one", load_pairs, four)
 
 
 def test_classes_in_folders(tmp_path: Path) -> None:
