@@ -356,7 +356,7 @@ def test_training_and_evaluation(tmp_path: Path) -> None:
         [*train, "--epochs", 1, "--out", tmp_path / "begun"],
         [*train, "--batch-meshes", 1, "--out", tmp_path / "refused"],
         [*train, "--loss", "dice", "--out", tmp_path / "refused"],
-        [*train, "--data", tmp_path / "missing", "--out", tmp_path / "refused"],
+        [tmp_path / "missing" if each is labels else each for each in (*train, "--out", tmp_path / "refused")],
     ]
     first, second = commands_of_ranks(tmp_path, [*commands(tmp_path / "two"), *more])
     assert [(code, err) for code, _, err in first[:6]] == [(0, "")] * 6, first
