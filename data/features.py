@@ -73,8 +73,10 @@ def fill_cache(
     remove_abandoned(cache_dir)
     Path(cache_dir).mkdir(parents=True, exist_ok=True)
     job, place = CacheJob(options.decisive, cache_dir, options.normalize), torch.device(device)
-    receive = lambda position, _: ready(position)  # noqa: E731
-    return many.OperatorRun(sources, job, jobs, place, receive, False, advance, positions, leave_large).run()
+    run = many.OperatorRun(
+        sources, job, jobs, place, lambda position, _: ready(position), False, advance, positions, leave_large
+    )
+    return run.run()
 
 
 def input_features(

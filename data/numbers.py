@@ -124,7 +124,7 @@ def _label_column(path: Path) -> Iterator[Line]:
     rows = list(table_lines(path, strict=False))
     column, first = _place_of_labels(rows[0][1] if rows else []) or (0, 1)
     for number, cells in rows[first:]:
-        if not "".join(cells[column : column + 1]):
+        if column >= len(cells) or not cells[column]:
             raise DataError(f"{path}, line {number}: there is no label; -1 stands for none")
         yield number, cells[column]
 

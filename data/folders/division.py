@@ -221,21 +221,21 @@ def divide(
     return division
 
 
-def told_parts(paths: Sequence[Path]) -> list[Part] | None:
+def folder_parts(paths: Sequence[Path]) -> list[Part] | None:
     """The part of each mesh, told by a folder above it. None if no folders tell training and test meshes.
 
     The folders are those below the one that all meshes are in. Raises DataError if they tell the parts of some only.
     """
     common = os.path.commonpath([path.absolute() for path in paths])
     folders = [path.absolute().relative_to(common).parts[:-1] for path in paths]
-    told = [next((pair[0] for name in names if (pair := part_of(name))), None) for names in folders]
-    if not {"train", "test"} <= {*told}:
+    parts = [next((pair[0] for name in names if (pair := part_of(name))), None) for names in folders]
+    if not {"train", "test"} <= {*parts}:
         return None
-    if strays := [str(path) for path, part in zip(paths, told, strict=True) if part is None]:
+    if strays := [str(path) for path, part in zip(paths, parts, strict=True) if part is None]:
         raise DataError(
             f"folders of other meshes tell train and test, but not of {listing(strays)}; add a column split"
         )
-    return [part for part in told if part is not None]
+    return [part for part in parts if part is not None]
 
 
 def _places_of_parts(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule) -> tuple[dict[Path, Part], list[str]]:
@@ -259,7 +259,7 @@ def _places_of_parts(root: Path, told: dict[Path, tuple[Part, str]], rule: Rule)
 def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     """The files whose names tell a part, and what they tell, also in a folder such as `splits`.
 
-    Label files and notes, which have lines of several words that are no name of a mesh, aren't lists.
+    Each line of a list is one word or the name of a mesh, so label files and notes aren't lists.
 
     stems: of the meshes
     """
@@ -267,8 +267,9 @@ def lists_in(root: Path, stems: set[str]) -> dict[Path, tuple[Part, str]]:
     lists = {}
     for file, told in (each for place in places for each in files_of_parts(place, (".txt", ".lst")).items()):
         of_mesh = {mesh_stem(file), mesh_stem(file).removesuffix(PART_LIST)} & stems
-        named = lambda line: len(line.split()) == 1 or mesh_stem(line.rpartition("/")[2]) in stems  # noqa: E731
-        if not of_mesh and (not told[1] or all(map(named, read_lines(file)))):
+        lines = read_lines(file) if told[1] and not of_mesh else []
+        names_meshes = all(len(line.split()) == 1 or mesh_stem(line.rpartition("/")[2]) in stems for line in lines)
+        if not of_mesh and names_meshes:
             lists[file] = told
     return lists
 

@@ -166,15 +166,15 @@ def folders_in(folder: Path) -> list[Path]:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """The visible subfolders of any depth, also linked ones but for those above. Each once, sorted."""
-    top, found = root.resolve(), dict[Path, Path]()
+    """The visible subfolders of any depth, each once, sorted. Links are followed, but not to folders above."""
+    top, below = root.resolve(), dict[Path, Path]()
     for folder, names, _ in os.walk(root, followlinks=True):
         places = [Path(folder, name) for name in sorted(names) if name[0] != "."]
-        fresh = {place.resolve(): place for place in places if not top.is_relative_to(place.resolve())}
-        fresh = {real: place for real, place in fresh.items() if real not in found}
-        names[:] = [place.name for place in fresh.values()]
-        found |= fresh
-    return sorted(found.values())
+        targets = {place.resolve(): place for place in places}
+        new = {real: place for real, place in targets.items() if real not in below and not top.is_relative_to(real)}
+        names[:] = [place.name for place in new.values()]  # those that `walk` enters
+        below |= new
+    return sorted(below.values())
 
 
 def meshes_below(root: Path) -> list[Path]:

@@ -16,9 +16,9 @@ from diffnet.data.folders.division import (
     Rule,
     check_fold,
     divide,
+    folder_parts,
     in_parts,
     part_folders,
-    told_parts,
 )
 from diffnet.data.folders.files import Part, folders_in, has_meshes, listing, mesh_names, meshes_by, meshes_in, part_of
 from diffnet.data.folders.sources import Fields, read_fields
@@ -237,8 +237,8 @@ def _columns(
 def _divided(root: Path, rows: list[Row], source: str, rule: Rule, kinds: list[str] | None = None) -> Division[Row]:
     """The rows of each part, by their own splits, or the folders of files in a table, else by `divide`."""
     of_table = rows[0].line > 0  # else folders are classes, which may be called train
-    if of_table and not rows[0].split and (told := told_parts([row.path for row in rows])):
-        rows = [row._replace(split=part) for row, part in zip(rows, told, strict=True)]
+    if of_table and not rows[0].split and (parts_of_rows := folder_parts([row.path for row in rows])):
+        rows = [row._replace(split=part) for row, part in zip(rows, parts_of_rows, strict=True)]
         source = "by the folders of the meshes"
     if rows[0].split:
         check_fold(rule.fold, source)

@@ -216,7 +216,7 @@ def functional_map(
     with without_autocast(a.mass):
         spectrum_a, spectrum_b = to_spectral(x_a, a, backend=backend), to_spectral(x_b, b, backend=backend)
     # Where sizes can't be read, missing pairs are solved for, too. They give 0 if their systems have a solution.
-    counts = [_pair_counts(o, o.k if k is None else k) if can_remember() else None for o in (a, b)]
+    counts = [_pair_counts(o, most) if can_remember() else None for o, most in ((a, k_a), (b, k_b))]
     return ops.functional_map(
         spectrum_a[:, :k_a],
         spectrum_b[:, :k_b],
@@ -315,14 +315,15 @@ def zoomout(
 
     Returns (P, k, k), without gradient. For errors see `functional_map` and `ops.zoomout`.
     """
-    pairs, refined = _each("zoomout", c, a, b), []
+    pairs, maps = _each("zoomout", c, a, b), []
     size = min(a.k, b.k) if k is None else check_count("k", k, 1)
-    for c_of_pair, one, other in pairs:
-        most = min(one.k, other.k)
-        own, first = (most, c_of_pair[:most, :most]) if most < min(size, a.k, b.k) else (size, c_of_pair)
-        found = ops.zoomout(first, one.evecs[one.mass > 0], other.evecs, other.mass, k=own, step=step, keep=keep)
-        refined.append(F.pad(found, (0, size - own, 0, size - own)))
-    return torch.stack(refined)
+    for start, one, other in pairs:
+        count, common = size, min(one.k, other.k)
+        if common < min(size, a.k, b.k):  # this pair has fewer eigenpairs than its batch
+            count, start = common, start[:common, :common]
+        end = ops.zoomout(start, one.evecs[one.mass > 0], other.evecs, other.mass, k=count, step=step, keep=keep)
+        maps.append(F.pad(end, (0, size - count, 0, size - count)))
+    return torch.stack(maps)
 
 
 def check_pairs(name: str, a: Operators, b: Operators) -> None:

@@ -106,6 +106,7 @@ def label_instances(
 
 
 def _check_edges(mesh: Mesh, at: ElementsAt) -> None:
+    """Raises MeshError for edges of polygons. The cuts of a polygon would part its sides."""
     if at == "edges" and mesh.has_polygons:
         raise MeshError(f"{mesh.name}: neighbors of edges are known in triangles only, and its faces have more corners")
 

@@ -33,9 +33,9 @@ def memoized(instance: S, name: str, compute: Callable[[S], T]) -> T:
     """
     value: T | None = getattr(instance, name)
     if value is None:
-        of_inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-        with torch.inference_mode(False) if of_inference else nullcontext():
-            value = compute(instance)  # training may use the value, too
+        inference = not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if inference else nullcontext():  # training may use the value, too
+            value = compute(instance)
         if not under_transforms() and type(torch.empty(0)) in PLAIN_TYPES:
             remember(instance, **{name: value})
     return value

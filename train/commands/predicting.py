@@ -169,9 +169,9 @@ def predict(
                 (source,),
                 result,
                 tuple(place for name in array_names(settings.features) for place in array_files(source, name)),
-                str(given or ""),
+                str(values or ""),
             )
-            for source, result, given in zip(sources, results, conditions, strict=True)
+            for source, result, values in zip(sources, results, conditions, strict=True)
         ]
         header = task.table([], expected)[0]
         is_resumed = resume and one_table and files[0].is_file()
