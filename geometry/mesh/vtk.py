@@ -220,7 +220,10 @@ def _content(data: Any) -> Content:
 
 
 def _numbers(at: str, arrays: Any, rows: Indices | None = None) -> Content:
-    """Rows of the arrays of numbers, or all of them and text. An array that lacks some is left out."""
+    """The arrays of numbers, with these rows of each. An array that lacks some is left out.
+
+    rows: None for whole arrays, also those of text
+    """
     columns = {name: np.asarray(array) for name, array in arrays.items()}
     return {
         f"{at} {name}": column if rows is None else column[rows]
