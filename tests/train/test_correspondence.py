@@ -364,6 +364,23 @@ def test_a_run_without_correspondences(room: Path, tmp_path: Path, monkeypatch: 
         TrainOptions(task="correspondence", k=20, map_k=21)
 
 
+@pytest.mark.parametrize(
+    ("given", "trained"),
+    [
+        ({}, 10_000),
+        ({"start": "run/last.pt"}, 10_000),
+        ({"method": "unsupervised"}, 1_500),
+        ({"method": "unsupervised", "start": "run/last.pt"}, 180),
+        ({"method": "unsupervised", "start": "run/last.pt", "partial": True, "cut": 0.4, "variants": 2, "normalize": "none"}, 25_000),
+    ],
+)
+def test_a_run_trains_on_a_number_of_pairs(given: dict[str, Any], trained: int) -> None:
+    data = two_bodies(0.0)
+    options = TASK.adapted(paired_meshes(data, 16), TrainOptions(task="correspondence", **given), set())
+    count = len(data.train_pairs) * max(1, options.mesh_variants.count)
+    assert options.epochs == round(trained / count)
+
+
 def test_a_further_term_of_the_loss(room: Path, tmp_path: Path) -> None:
     data, options = (
         paired_meshes(load_pairs(room / "data"), 16),

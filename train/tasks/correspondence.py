@@ -46,6 +46,7 @@ CHANNELS: dict[Method, int] = {"supervised": 128, "unsupervised": 256}  # featur
 # In all epochs together, by default. More unsupervised pairs lower the losses and raise the errors of held-out bodies.
 TRAINED_PAIRS: dict[Method, int] = {"supervised": 10_000, "unsupervised": 1_500}
 PARTIAL_PAIRS = 25_000  # the same for partial shapes
+ADAPTED_PAIRS = 180  # of an unsupervised run that starts from a network. 90 are as good, 720 are too many
 
 
 class Correspondence(Task[PairedMeshes, ScoredPairs]):
@@ -129,8 +130,7 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         if "epochs" in choices:
             return options
         count = len(pairs.train_pairs) * max(1, options.mesh_variants.count)
-        trained = PARTIAL_PAIRS if options.partial else TRAINED_PAIRS[options.method]
-        return replace(options, epochs=max(1, round(trained / count)))
+        return replace(options, epochs=max(1, round(_trained_pairs(options) / count)))
 
     def predict(self, maps: Tensor) -> Tensor:
         """The map (P, K, K) to match with."""
@@ -272,6 +272,14 @@ class Correspondence(Task[PairedMeshes, ScoredPairs]):
         self, data: PairedMeshes, predictions: Sequence[Tensor], samples: Sequence[PairSample], **where: Any
     ) -> ScoredPairs:
         return score_pairs(data.pairs, predictions, samples, **where)
+
+
+def _trained_pairs(options: TrainOptions) -> int:
+    """The pairs of all epochs together, by default."""
+    if options.partial:
+        return PARTIAL_PAIRS
+    is_adaptation = options.method == "unsupervised" and options.start is not None
+    return ADAPTED_PAIRS if is_adaptation else TRAINED_PAIRS[options.method]
 
 
 def _truths(shapes: Sequence[PairShape], pairs: Sequence[Pair]) -> list[NDArray[Any]]:
