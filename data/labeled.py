@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -53,6 +54,7 @@ class LabeledMesh:
     accepted: (N, C) bool, the classes that count as right at each labeled element in a published score, from soft
         labels; or None. See `soft_accuracy` in `train/metrics.py`.
     conditions: (C,) float64, the numbers of the mesh that `condition_names` of the set names; none by default
+    label_file: the file of the labels at its elements, if there is one
     prepared: gives the mesh at normalized positions and its operators, as `prepare` does, for a mesh of `load_shards`;
         None if operators have to be computed
     """
@@ -64,6 +66,7 @@ class LabeledMesh:
     accepted: NDArray[np.bool_] | None = None
     prepared: Callable[[Preprocessing], tuple[Mesh, Operators]] | None = None
     conditions: NDArray[Any] = field(default_factory=lambda: np.zeros(0))
+    label_file: Path | None = None
 
     def __repr__(self) -> str:
         labels = np.asarray(self.labels)

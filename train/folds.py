@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -24,29 +25,39 @@ def fold_folder(out: Path, fold: int) -> Path:
     return out / f"fold_{fold + 1}"
 
 
-def begin_folds(out: Path, folds: int | None, options: Mapping[str, Any], resume: bool) -> tuple[int, dict[str, Any]]:
+def begin_folds(
+    out: Path, task: str, folds: int | None, options: Mapping[str, Any], resume: bool
+) -> tuple[int, dict[str, Any]]:
     """The number of folds, and the options of their runs, which a later call with `resume` finds in the folder.
 
-    options: those that the user chose, as values of JSON. Those of the earlier call come after them.
+    options: those that the user chose, as values of JSON
 
-    Raises OptionError for a folder with a run, for another number of folds, and see `check_folder`.
+    Raises OptionError for a folder with a run, for other options than those of the earlier call, and see
+    `check_folder`.
     """
     file = out / FOLDS
+    choices = json.loads(json.dumps({"task": task, "folds": folds, **options}))
     if not resume:
         check_folder(out, resume)
         make_folder(out)
-        write_atomically(file, json.dumps({"folds": folds, "options": options}, indent=2) + "\n")
+        write_atomically(file, json.dumps({"task": task, "folds": folds, "options": options}, indent=2) + "\n")
         return folds or 0, {**options}
     if not file.is_file():
         raise OptionError(f"{out}: there are no folds in this folder to resume")
-    before = json.loads(file.read_text())
-    if folds not in (None, before["folds"]):
-        raise OptionError(f"folds is {folds}, but {out} was started with {before['folds']}")
-    return before["folds"], {**before["options"], **options}
+    stored = json.loads(file.read_text())
+    before = {"task": task, **stored, **stored["options"]}
+    for name, value in choices.items():
+        if value is not None and value != before.get(name):
+            started = "without it" if before.get(name) is None else f"with {before[name]}"
+            raise OptionError(f"{name} is {value}, but {out} was started {started}; resumed folds keep their options")
+    return before["folds"], stored["options"]
 
 
 def write_folds(out: Path, folds: int) -> Table:
-    """Write results.json, folds.csv and per_mesh.csv about complete folds. → the first scores as a table"""
+    """Write results.json, folds.csv and per_mesh.csv about complete folds. → the first scores as a table
+
+    Raises OptionError if they are not folds of one set.
+    """
     results, per_mesh = [], list[list[Any]]()
     for fold in range(folds):
         folder = fold_folder(out, fold)
@@ -54,6 +65,7 @@ def write_folds(out: Path, folds: int) -> Table:
         with (folder / "per_mesh.csv").open(newline="") as file:
             header, *lines = csv_rows(file)
         per_mesh += [["fold", *header]] * (fold == 0) + [[fold + 1, *line] for line in lines]
+    _check_meshes(out, [run["meshes"] for run in results])
     scores = list(map(_scores_of, results))
     names = list(dict.fromkeys(name for row in scores for name in row))
     summary = dict[str, dict[str, float]]()
@@ -70,6 +82,19 @@ def write_folds(out: Path, folds: int) -> Table:
     for name in names[:SHOWN_SCORES]:
         table.add_row(name, *map(number, summary[name].values()))
     return table
+
+
+def _check_meshes(out: Path, folds: Sequence[Mapping[str, Sequence[str]]]) -> None:
+    """Raises OptionError unless each mesh of a fold is tested in one fold. folds: the names in each part of each"""
+    tests = Counter(name for parts in folds for name in parts["test"])
+    for fold, parts in enumerate(folds, 1):
+        names = set().union(*parts.values())
+        name = min((name for name in names | tests.keys() if tests[name] != 1 or name not in names), default=None)
+        if name is not None:
+            raise OptionError(
+                f"{out}: the set has changed between the folds. {name} is {'' if name in names else 'not '}in fold "
+                f"{fold}, and {tests[name]} folds test it. Begin again in another folder"
+            )
 
 
 def _scores_of(results: Mapping[str, Any]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -55,6 +55,7 @@ class Rule:
     fold: (i, k): the i-th of k folds, from 0, is the test part of a random division, instead of a fraction. None for no
         folds.
     without: the reasons of meshes that are left out, by their paths. The others are divided as with these.
+    ignored: classes that don't count, so a part may lack them
     """
 
     test_fraction: float
@@ -65,6 +66,7 @@ class Rule:
     files: str | None = None
     fold: tuple[int, int] | None = None
     without: Mapping[str, str] = field(default_factory=dict)
+    ignored: Collection[str] = ()
 
     def __post_init__(self) -> None:
         if not 0 < self.test_fraction < 1:

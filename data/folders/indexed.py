@@ -186,4 +186,5 @@ def _labeled(name: str, contents: Sequence[Any], labels: Labels, number: int, co
     count = conditions.shape[1] - (len(labels.of_table) if isinstance(labels, Columns) else 0)
     row, targets = np.split(conditions[number], [count])
     values = labels[number] if isinstance(labels, np.ndarray) else labels.labels(mesh, sources, targets)
-    return LabeledMesh(name, mesh, np.asarray(values), conditions=row)
+    file = sources[0].path if isinstance(labels, Numbering) else None
+    return LabeledMesh(name, mesh, np.asarray(values), conditions=row, label_file=file)

@@ -74,9 +74,10 @@ def find_classes(root: Path, rule: Rule, columns: Sequence[str] = ()) -> tuple[D
         raise DataError(f"{root}: {names[0]!r} is the only class; classification needs at least 2")
     division = _divided(root if root.is_dir() else root.parent, rows, source, rule, labels)
     for part in ("test", "train") if rule.needs_train else ():
-        if missing := sorted(set(names) - {row.cells[0] for row in division.parts[part]}):
+        if missing := sorted({*names} - {*rule.ignored} - {row.cells[0] for row in division.parts[part]}):
             meshes = counted(labels.count(missing[0]), "mesh", "meshes")
-            raise DataError(f"{root}: class {missing[0]!r} has no {part} mesh: it has {meshes}")
+            of = f" in fold {rule.fold[0] + 1} of {rule.fold[1]}" if rule.fold else ""
+            raise DataError(f"{root}: class {missing[0]!r} has no {part} mesh{of}: it has {meshes}")
     if not division.parts["test"]:
         raise DataError(f"{root}: there are no test meshes")
     division = division if rule.needs_train else division.of_test()
@@ -101,18 +102,19 @@ def find_target_rows(
             f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
             "for targets at vertices, faces or edges"
         )
-    rows, names = _numbered_rows(table, rule, targets, conditions)
-    return _parts_of_table(table, rows, rule), names
+    rows, names, others = _numbered_rows(table, rule, targets, conditions)
+    return _parts_of_table(table, rows, rule, others), names
 
 
 def find_label_rows(table: Path, rule: Rule, columns: Sequence[str]) -> Division[Row]:
     """The meshes of each part in a table with label files in a column, or in none. Raises DataError."""
-    lines, _, _ = _lines_of_columns(table, rule.files, columns, ())
-    return _parts_of_table(table, _table_rows(table, lines, len(columns), rule.without), rule)
+    lines, _, _, others = _lines_of_columns(table, rule.files, columns, ())
+    return _parts_of_table(table, _table_rows(table, lines, len(columns), rule.without), rule, others)
 
 
-def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
+def _parts_of_table(table: Path, rows: list[Row], rule: Rule, others: list[str]) -> Division[Row]:
     division = _divided(table.parent, rows, f"by the table {table.name}", rule)
+    division = replace(division, left_out=(*division.left_out, *others))
     for part in rule.needed:
         if not division.parts[part]:
             raise DataError(f"{table}: there are no {part} meshes")
@@ -121,10 +123,13 @@ def _parts_of_table(table: Path, rows: list[Row], rule: Rule) -> Division[Row]:
 
 def _numbered_rows(
     table: Path, rule: Rule | None, targets: Sequence[str] | None, conditions: Sequence[str]
-) -> tuple[list[Row], list[str]]:
-    """The meshes in a table with their numbers, and the names of the columns of targets, see `find_target_rows`."""
+) -> tuple[list[Row], list[str], list[str]]:
+    """The meshes in a table with their numbers, the names of the columns of targets, and what is left out.
+
+    See `find_target_rows`.
+    """
     files, without = (rule.files, rule.without) if rule else (None, ())
-    lines, names, conditions = _lines_of_columns(table, files, targets, conditions)
+    lines, names, conditions, others = _lines_of_columns(table, files, targets, conditions)
     rows = _table_rows(table, lines, len(names) + len(conditions), without)
     for i, ((number, _), row) in enumerate(zip(lines, rows, strict=True)):
         cells = zip([*names, *conditions], row.cells, strict=True)
@@ -134,7 +139,7 @@ def _numbered_rows(
         missing = [name for name, value in by_name.items() if math.isnan(value)]
         if missing:
             raise DataError(f"{table}, line {number}: the condition {missing[0]} is missing")
-    return rows, names
+    return rows, names, others
 
 
 def table_conditions(table: Path, rule: Rule | None, names: Sequence[str]) -> dict[Path, Mapping[str, float]]:
@@ -195,9 +200,12 @@ def with_fields(
 
 def _lines_of_columns(
     table: Path, files: str | None, targets: Sequence[str] | None, conditions: Sequence[str]
-) -> tuple[list[_Line], list[str], list[str]]:
-    """The lines behind the first one with the columns of `_columns` alone, and the names of targets and conditions."""
-    lines = _table_lines(table, files)
+) -> tuple[list[_Line], list[str], list[str], list[str]]:
+    """The lines behind the first one with the columns of `_columns` alone, and what is left out.
+
+    Returns the lines, the names of the columns of targets, those of conditions, and texts of what is left out.
+    """
+    lines, others = _table_lines(table, files)
     header = lines[0][1] if lines else []
     place = next((i for i, name in enumerate(header) if name.lower() == "file"), 0)
     of_vtk = any(mesh_suffix(cell) in VTK_FORMATS for _, cells in lines[1:] for cell in cells[place : place + 1])
@@ -206,7 +214,8 @@ def _lines_of_columns(
     for number, cells in lines[1:]:
         if len(cells) != len(header):
             raise DataError(f"{table}, line {number}: {len(cells)} cells, but the first line has {len(header)}")
-    return [(number, [cells[place] for place in places]) for number, cells in lines[1:]], names, conditions
+    lines = [(number, [cells[place] for place in places]) for number, cells in lines[1:]]
+    return lines, names, conditions, others
 
 
 def _columns(
@@ -309,7 +318,13 @@ def _class_rows(folder: Path, meshes: Sequence[Path], part: Part | None) -> list
 
 
 def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
-    lines = _lines_of_columns(table, rule.files, columns, ())[0] if columns else _table_lines(table, rule.files)
+    if columns:
+        lines, _, _, others = _lines_of_columns(table, rule.files, columns, ())
+        empty = [cells[0] for _, cells in lines if not cells[1]]
+        lines = [line for line in lines if line[1][1]]
+        others += [f"meshes without a label in the column {columns[0]!r}: {listing(empty)}"] * bool(empty)
+    else:
+        lines, others = _table_lines(table, rule.files)
     if lines and not columns and [cell.lower() for cell in lines[0][1]] in (_CLASSES, [*_CLASSES, "split"]):
         lines = lines[1:]
     for number, cells in lines:
@@ -317,11 +332,11 @@ def _class_table(table: Path, rule: Rule, columns: Sequence[str]) -> _Rows:
             raise DataError(
                 f"{table}, line {number}: expected file,label or file,label,split; got {','.join(cells)[:80]!r}"
             )
-    return _table_rows(table, lines, 1, rule.without), f"by the table {table.name}", []
+    return _table_rows(table, lines, 1, rule.without), f"by the table {table.name}", others
 
 
-def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
-    """The lines of a table of meshes that aren't blank, with their numbers.
+def _table_lines(table: Path, pattern: str | None) -> tuple[list[_Line], list[str]]:
+    """The lines of a table of meshes that aren't blank, with their numbers, and what is left out.
 
     A first column `participant_id` instead of `file`, as in BIDS, stands for all meshes of the participant below the
     folder of the table: those with the id in their paths. They get the same line, and n/a is an empty cell.
@@ -334,7 +349,7 @@ def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
     header = lines[0][1] if lines else []
     names = [name.lower() for name in header]
     if names[:1] != ["participant_id"] or "file" in names:
-        return lines
+        return lines, []
     root, expanded = table.parent, [(lines[0][0], ["file", *header[1:]])]
     every = [mesh.relative_to(root).as_posix() for mesh in meshes_by(root, pattern)(root)]
     for number, (person, *cells) in lines[1:]:
@@ -343,7 +358,8 @@ def _table_lines(table: Path, pattern: str | None) -> list[_Line]:
         if not files:
             raise DataError(f"{table}, line {number}: no mesh below {root} has {person!r} in its path")
         expanded += [(number, [file, *("" if cell == "n/a" else cell for cell in cells)]) for file in files]
-    return expanded
+    others = sorted({*every} - {cells[0] for _, cells in expanded})
+    return expanded, [f"meshes of participants that are not in the table: {listing(others)}"] * bool(others)
 
 
 def _table_rows(table: Path, lines: list[_Line], columns: int, without: Collection[str]) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -261,13 +261,17 @@ def index_classes(
     files: str | None = None,
     fold: tuple[int, int] | None = None,
     without: Mapping[str, str] | None = None,
+    ignored: Collection[str] = (),
     jobs: int | None = None,
 ) -> IndexedDataset | ShardedDataset:
     """The data set for classification that `load_classes` reads, with items that are read when needed.
 
-    For arguments and what is raised, see `load_classes` and `index_dataset`.
+    ignored: names of classes that don't count, of which a part may have no mesh
+
+    For other arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, fold=fold, without=without or {})
+    how = {"fold": fold, "without": without or {}, "ignored": ignored}
+    rule = Rule(test_fraction, seed, group_by, needs_train, files=files, **how)
     return _classes(path, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
 

@@ -73,8 +73,7 @@ def read_values(path: Path) -> CortexValues:
     if path.name.lower().endswith(".label"):
         raise ValueError("the file lists vertices, which can be a mask, and has no values")
     if path.name.lower().endswith(".annot"):
-        labels, table, names = _read(lambda: _nibabel().freesurfer.read_annot(path))
-        return CortexValues(labels.astype(np.int64), [name.decode() for name in names], table[:, :3].astype(np.int64))
+        return _annotation(*_read(lambda: _nibabel().freesurfer.read_annot(path, orig_ids=True)))
     if not path.name.lower().endswith(".gii"):
         return CortexValues(_read(lambda: _nibabel().freesurfer.read_morph_data(path)).astype(np.float64))
     image = _read(lambda: _nibabel().gifti.GiftiImage.from_filename(path))
@@ -90,6 +89,21 @@ def read_values(path: Path) -> CortexValues:
         places[values == label.key] = i
     colors = np.array([[c or 0.0 for c in label.rgba[:3]] for label in labels])  # nibabel has None for no color
     return CortexValues(places, [label.label for label in labels], np.rint(255 * colors).astype(np.int64))
+
+
+def _annotation(colors: NDArray[Any], table: NDArray[Any], names: Sequence[bytes]) -> CortexValues:
+    """The regions of vertices with these packed colors (V,). Black is the color of vertices without a region.
+
+    table: (C, 5), a row of red, green, blue, transparency and the packed color for each name
+    """
+    if len(table) != len(names):
+        raise ValueError(f"its color table has {len(table)} rows and {len(names)} names")
+    texts = [name.decode() for name in names]
+    rows = [i for i, (name, color) in enumerate(zip(texts, table[:, 4], strict=True)) if color and name != UNASSIGNED]
+    regions = np.full(len(colors), -1)
+    for region, row in reversed(list(enumerate(rows))):  # the first of several rows of one color counts
+        regions[colors == table[row, 4]] = region
+    return CortexValues(regions, [texts[row] for row in rows], table[rows, :3].astype(np.int64))
 
 
 def read_mask(path: Path, count: int) -> NDArray[Any]:

@@ -24,6 +24,7 @@ from diffnet.data import (
     LabeledMesh,
     LabeledMeshes,
     check_target_statistics,
+    index_classes,
     index_targets,
     load_classes,
     load_targets,
@@ -412,7 +413,8 @@ def test_faults_of_folders(tmp_path: Path) -> None:
     refused(DataError, r"a has train/ or test/, and .*b has none", load_classes, tmp_path)
     (tmp_path / "b" / "m.obj").unlink()
     place(tmp_path / "b" / "train" / "m")
-    refused(DataError, "class 'b' has no test mesh", load_classes, tmp_path)
+    refused(DataError, "class 'b' has no test mesh: it has 1 mesh", load_classes, tmp_path)
+    assert len(index_classes(tmp_path, tmp_path / "cache", ignored=["b"]).train) == 2
 
 
 def test_meshes_beside_folders_are_named(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
 from diffnet.train.commands.mesh_files import find_meshes
 from diffnet.train.options import TrainOptions
 from diffnet.train.set_parts import held_out, with_held_out
+from diffnet.train.tasks.segmentation import _colors_of
+from diffnet.train.tasks.task import NetworkInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -436,6 +438,13 @@ def test_tables_of_participants(tmp_path: Path) -> None:
     assert np.isnan(targets["sub-1/surf/lh.obj"])  # sub-1 is not sub-10
     refused(DataError, "are of one participant, and a random division", load_targets, table, "age")
     both = load_classes(table, labels="sex", group_by="^[^/]+")
+    others = tmp_path / "others.tsv"
+    others.write_text(table.read_text().replace("\tM\t1.5", "\tn/a\t1.5").replace(lines[-1], ""))
+    without = (
+        "meshes of participants that are not in the table: sub-10/surf/lh.obj",
+        "meshes without a label in the column 'sex': sub-3/surf/lh.obj",
+    )
+    assert load_classes(others, labels="sex", files="sub-*/surf/lh.obj").left_out == without
     assert (both.label_names, len(both.train) + len(both.test)) == (["F", "M"], 20)
     assert not {name.split("/")[0] for name in names(both.train)} & {name.split("/")[0] for name in names(both.test)}
     refused(DataError, "no column 'height'; the columns are file, age, sex", load_targets, table, "height")
@@ -482,6 +491,27 @@ def test_cortices_of_freesurfer(tmp_path: Path) -> None:
     targets = load_targets(root, "file:thickness", files=pattern)
     assert targets.labels_at == "vertices"
     np.testing.assert_allclose(targets.train[0].labels, 2 + CORTEX.vertices[:, 2:], atol=1e-6)
+
+
+def test_colors_of_annotations(tmp_path: Path) -> None:
+    """A vertex with another color than those of the table has no label, and neither has one of `???` or of black."""
+    colors = np.array([[190, 190, 190, 0, 0], [40, 50, 60, 0, 0], [0, 0, 0, 0, 0], [70, 80, 90, 0, 0]])
+    regions = np.arange(8) % 4
+    file = tmp_path / "lh.r.annot"
+    nibabel.freesurfer.write_annot(file, regions, colors, ["???", "a", "Unknown", "b"], fill_ctab=True)
+    content = bytearray(file.read_bytes())
+    content[8 * 5 + 8 : 8 * 5 + 12] = (55 + 66 * 256 + 77 * 65536).to_bytes(4, "big")  # the color of vertex 5
+    file.write_bytes(content)
+    values, names, table = read_values(file)
+    assert values.tolist() == [-1, 0, -1, 1, -1, -1, -1, 1]
+    assert table is not None
+    assert (names, table.tolist()) == (["a", "b"], [[40, 50, 60], [70, 80, 90]])
+
+
+def test_classes_without_a_color_of_their_own_get_another_one() -> None:
+    names, colors = ["a", "b", "c", "d"], {"a": [0, 114, 178], "b": [40, 50, 60], "c": [40, 50, 60]}
+    network = NetworkInput(TrainOptions(), True, names, "vertices", {}, label_colors=colors)
+    assert _colors_of(network).tolist() == [[0, 114, 178], [40, 50, 60], [230, 159, 0], [0, 158, 115]]
 
 
 INSIDE = np.arange(len(REGIONS)) % 5 > 0

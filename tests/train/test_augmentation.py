@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from collections import Counter
@@ -296,3 +297,11 @@ def test_the_command_line(tmp_path: Path) -> None:
     (row,) = table_of(tmp_path / "scores" / "per_mesh.csv")
     for name in ("tla", "tsa", "tir"):
         assert float(row[name]) == pytest.approx(getattr(scores, name), rel=1e-5)
+    # The same labels in another place, and compressed
+    (tmp_path / "data" / "labels").mkdir()
+    for file in list((tmp_path / "data").glob("*.json")):
+        (tmp_path / "data" / "labels" / f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    evaluate[evaluate.index("roc-auc")] = "teeth"
+    output(*evaluate, tmp_path / "moved")
+    assert table_of(tmp_path / "moved" / "per_mesh.csv") == table_of(tmp_path / "scores" / "per_mesh.csv")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,16 @@ def test_evaluate_scores_a_labeled_folder(room: Path, tmp_path: Path) -> None:
     assert "the label 'cone' is none of the 2 known classes (ball, rod). Labels are matched by name" in complaint(
         *arguments, "--data", table, "--out", tmp_path / "new"
     )
+
+
+def test_a_class_that_does_not_count_needs_no_test_mesh(room: Path, tmp_path: Path) -> None:
+    shutil.copytree(room / "data", tmp_path / "data")
+    (tmp_path / "data" / "other" / "train").mkdir(parents=True)
+    surface(0, 9).export(tmp_path / "data" / "other" / "train" / "one.off")
+    run = ["train", "classification", "--data", tmp_path / "data", "--cache", tmp_path / "cache", *SMALL, "--epochs", 1]
+    assert "class 'other' has no test mesh: it has 1 mesh" in complaint(*run, "--out", tmp_path / "run")
+    output(*run, "--out", tmp_path / "run", "--ignore", "other")
+    assert results_of(tmp_path / "run")["meshes"]["train"] == results_of(room / "run")["meshes"]["train"]
 
 
 def test_evaluate_scores_a_segmentation(tmp_path: Path) -> None:

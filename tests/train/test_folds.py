@@ -101,7 +101,18 @@ def test_folds_are_resumed(tmp_path: Path) -> None:
     assert results_of(out / "fold_3")["options"] == options
     assert {name: (out / name).read_text() for name in before} == before
     assert json.loads((out / "folds.json").read_text())["folds"] == 3
-    assert f"--folds is 2, but {out} was started with 3" in complaint(*where, "--resume", "--folds", 2)
+    assert f"--folds is 2, but {out} was started with 3; resumed" in complaint(*where, "--resume", "--folds", 2)
+    assert f"--seed is 5, but {out} was started without it" in complaint(*where, "--resume", "--seed", 5)
+    others = ["train", "classification", *where[2:]]
+    assert f"task is classification, but {out} was started with segmentation" in complaint(*others, "--resume")
+    assert "nowhere" in complaint(*where[:3], "nowhere", *where[4:], "--resume")
+    # One fold of another set
+    for file in sorted((out / "fold_3").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    mesh = sorted(data.rglob("m0.obj"))[0]
+    mesh.rename(mesh.with_name("n0.obj"))
+    mesh.with_suffix(".txt").rename(mesh.with_name("n0.txt"))
+    assert "the set has changed between the folds. m" in complaint(*where, "--resume")
 
 
 def test_folds_of_a_set_that_is_divided(tmp_path: Path) -> None:

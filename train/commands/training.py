@@ -142,8 +142,9 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
         if folds is None and not (resume and ranks.shared((out / FOLDS).is_file)):
             _run(call, ranks)
             return
-        of_run = {name: value for name, value in call.choices.items() if name not in declared(RunOptions)}
-        count, options = ranks.shared(lambda: list(begin_folds(out, folds, of_run, resume)))
+        find_sets(data, name)  # raises, also if all folds are complete
+        of_run = {option: value for option, value in call.choices.items() if option not in declared(RunOptions)}
+        count, options = ranks.shared(lambda: list(begin_folds(out, name, folds, of_run, resume)))
         for fold in range(count):
             folder = fold_folder(out, fold)
             if ranks.shared((folder / "predictions.html").is_file):  # a run writes it last

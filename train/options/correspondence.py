@@ -43,8 +43,8 @@ _CHANGES: dict[str, dict[str, Any]] = {
     "map_k": {"least": 1, "most": 300},
     "epochs": {
         "default": None,
-        "help": "Passes over the training pairs. By default 10,000 pairs in all; 1,500 unsupervised, or 180 with --from; "
-        "25,000 partial.",
+        "help": "Passes over the training pairs. By default 10,000 pairs in all; 1,500 unsupervised, or 180 with "
+        "--from; 25,000 partial.",
     },
     "cut": {"help": "With --partial: the largest share of its area that a copy of a mesh lacks."},
     "variants": {"help": "Copies of each mesh, and pairs of copies for each pair of meshes, with --partial."},

@@ -29,7 +29,7 @@ class Classification(LabelTask):
     def load(self, data: Sequence[str], how: SetOptions, options: TrainOptions) -> LabeledMeshes:
         if data[0] == CLASSIFICATION.builtin:  # with the smallest training part where it isn't read
             return shapes(**({} if how.needs_train else {"train": 1}), seed=how.seed)
-        return index_classes(data[0], how.cache, labels=how.labels, **how.for_index())
+        return index_classes(data[0], how.cache, labels=how.labels, ignored=options.ignore, **how.for_index())
 
     def predict(self, outputs: Tensor) -> Tensor:
         """The probabilities (B, C) float32."""

@@ -80,8 +80,8 @@ def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """
     if "errors" not in scored.memo:
         at, rows, vectors = scored.labels_at, [], []
-        for (mesh, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
-            truth = torch.as_tensor(labels, dtype=torch.float64)
+        for (item, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
+            mesh, truth = item.mesh, torch.as_tensor(labels, dtype=torch.float64)
             errors = predicted.double() - truth
             areas = np.ones(len(truth))
             for place, part in rows_at(areas, len(mesh.verts), at):

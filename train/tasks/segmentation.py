@@ -77,15 +77,16 @@ def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None
     write_vtp(file, mesh, {at: arrays | shares, "meshes": {"label_names": np.array(lines)}})
 
 
-def _json_beside(mesh: Mesh) -> Any:
-    """The content of the JSON file with the labels of a mesh, or an empty object."""
-    file = None if mesh.path is None else Path(mesh.path).with_name(f"{mesh_stem(mesh.path)}.json")
-    return json.loads(text_of(file)) if file is not None and file.is_file() and holds_labels(file) else {}
+def _json_of_labels(file: Path) -> Any:
+    """The content of a JSON file with labels, or an empty object for another file."""
+    return json.loads(text_of(file)) if mesh_suffix(file) == ".json" and holds_labels(file) else {}
 
 
 def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | None, at: TargetsAt) -> str:
     """Labels in the form of the file beside the mesh, with what it says of the whole mesh, such as `jaw`."""
-    before = _json_beside(mesh)
+    path = Path(mesh.path or "")
+    beside = [path.with_name(f"{mesh_stem(path)}.json{end}") for end in ("", ".gz") if mesh.path is not None]
+    before = next((_json_of_labels(file) for file in beside if file.is_file()), {})
     if isinstance(before, list) and instances is None:
         return json.dumps(labels)
     entries = {} if isinstance(before, list) else before
@@ -96,12 +97,18 @@ def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | Non
 
 
 def _colors_of(network: NetworkInput) -> NDArray[np.uint8]:
-    """The colors (C, 3) of the classes: those of the training files, if each class has one of its own."""
-    from diffnet.viz.palette import label_colors
+    """A color (C, 3) for each class: that of the training files, or another one if they have none, or use it twice."""
+    from diffnet.viz.palette import DISTINCT, label_colors
 
     black = (0, 0, 0)  # no label, in annotations
-    rows = [tuple(network.label_colors.get(name, black)) for name in network.label_names]
-    return np.array(rows, np.uint8) if len({black, *rows}) > len(rows) else label_colors(len(rows))
+    colors = [tuple(network.label_colors.get(name, black)) for name in network.label_names]
+    others = iter([color for color in map(tuple, label_colors(DISTINCT).tolist()) if color not in colors])
+    used = {black}
+    for i, color in enumerate(colors):
+        if color in used:
+            colors[i] = next(others, color)
+        used.add(color)
+    return np.array(colors, np.uint8)
 
 
 def _soft_results(scored: Scored) -> dict[str, float]:
@@ -117,16 +124,16 @@ def _soft_results(scored: Scored) -> dict[str, float]:
 
 
 def _teeth(scored: Scored) -> list[Sequence[float]]:
-    """The scores of the teeth of each mesh, if they are wanted. Teeth of the truth may be numbered in its JSON file."""
+    """The scores of the teeth of each mesh, if they are wanted. Teeth of the truth may be numbered in a JSON file."""
     from diffnet.train.tasks.teeth import teeth_scores  # training needs no optimizer of SciPy
 
     if scored.teeth and "teeth" not in scored.memo:
         numbers, each = np.array([*scored.teeth, 0]), list[Sequence[float]]()
-        for (mesh, truth), predicted in zip(scored.cases(), scored.predictions, strict=True):
-            content = _json_beside(mesh)
+        for (item, truth), predicted in zip(scored.cases(), scored.predictions, strict=True):
+            content = {} if item.label_file is None else _json_of_labels(item.label_file)
             single = content.get("instances") if isinstance(content, dict) else None
             single = single if isinstance(single, list) and len(single) == len(truth) else None
-            each.append(teeth_scores(mesh.verts, numbers[truth], numbers[TASK.classes_of(predicted)], single))
+            each.append(teeth_scores(item.mesh.verts, numbers[truth], numbers[TASK.classes_of(predicted)], single))
         scored.memo["teeth"] = each
     return scored.memo.get("teeth", [])  # type: ignore[no-any-return]
 

@@ -127,10 +127,10 @@ class Scored:
         """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
         return (truth for _, truth in self.cases())
 
-    def cases(self) -> Iterator[tuple[Mesh, NDArray[Any]]]:
+    def cases(self) -> Iterator[tuple[LabeledMesh, NDArray[Any]]]:
         """Each mesh with its labels or targets, see `truths`."""
         for item in self.meshes:
-            yield item.mesh, rows_of_file(item.mesh, item.labels, self.labels_at)
+            yield item, rows_of_file(item.mesh, item.labels, self.labels_at)
 
     @property
     def of_meshes(self) -> list[bool]:
