@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -208,10 +208,8 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
             values: dict[str, Any] = {field: template}
             shapes[shape.name] = replace(shapes[shape.name], **values)
     between = _read_between(shapes, files, roots, how)
-    counts = {_count(shape) for shape in shapes.values()}
-    mirror = _read_mirror(roots, counts.pop()) if len(counts) == 1 else None
-    every, count = list(shapes.values()), len(data.train)
-    return replace(data, train=every[:count], test=every[count:], mirror=mirror, between=between)
+    every, count = _with_mirror_images([*shapes.values()], roots), len(data.train)
+    return replace(data, train=every[:count], test=every[count:], between=between)
 
 
 def _read_between(
@@ -245,37 +243,52 @@ def _count(shape: PairShape) -> int:
     return 0 if shape.template is None else len(shape.template)
 
 
-def _read_mirror(roots: Sequence[Path], count: int) -> Ints | None:
-    path = next((root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()), None)
-    if path is None:
-        return None
-    partners = read_indices([IndexFile(path, count, "the template")])[0]
-    if len(partners) != count:
-        raise DataError(f"{path}: {len(partners)} mirror images, but there are {count} template points")
-    return partners
+def _with_mirror_images(shapes: list[PairShape], roots: Sequence[Path]) -> list[PairShape]:
+    """The meshes with the vertices at mirror images, by `mirror.txt` in their folder, or the only one of the set."""
+    files = {str(root): root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()}
+    images = dict[Path, Ints]()
+    for i, shape in enumerate(shapes):
+        path = files.get(shape.folder) or (next(iter(files.values())) if len(files) == 1 else None)
+        if path is None or shape.template is None or shape.mirrored is not None:
+            continue
+        count = len(shape.template)
+        if path not in images:
+            images[path] = read_indices([IndexFile(path, count, "the template")])[0]
+        if len(images[path]) != count:
+            raise DataError(f"{path}: {len(images[path])} mirror images, but there are {count} template points")
+        shapes[i] = replace(shape, mirrored=shape.template[images[path]])
+    return shapes
 
 
 def _read_maps(data: MeshPairs, how: dict[str, Any]) -> dict[tuple[str, str], Ints]:
     """The point-to-point maps between meshes of one part."""
-    by_stem: dict[str, dict[str, Path]] = {}
+    by_stem: dict[str, dict[str, list[Path]]] = {}
     beside = {Path(shape.mesh.name).parent for shape in data.train + data.test}
     for folder in dict.fromkeys(shape.folder for shape in data.train + data.test):
         places = sorted({*(Path(folder) / place for place in PLACES), *beside})
-        by_stem[folder] = {mesh_stem(file): file for place in places for file in files_in(place, MAP_FORMATS, _NAMED)}
+        by_stem[folder] = defaultdict(list)
+        for file in (file for place in places for file in files_in(place, MAP_FORMATS, _NAMED)):
+            by_stem[folder][mesh_stem(file)].append(file)
     if not any(by_stem.values()):
         return {}  # without looking at each pair: large sets have very many
-    pairs: dict[tuple[str, str], tuple[Path, PairShape, PairShape]] = {}
+    pairs_of: dict[Path, list[tuple[PairShape, PairShape]]] = defaultdict(list)
     for shapes in (data.train, data.test):
         for first, second in permutations(shapes, 2):
             names = mesh_stem(first.mesh.name), mesh_stem(second.mesh.name)
-            file = by_stem[first.folder].get("_".join(names)) or by_stem[first.folder].get("-".join(names))
-            if file is not None:
-                pairs[first.name, second.name] = file, first, second
-    if not pairs:
-        return {}
-    files = [file for file, _, _ in pairs.values()]
-    maps = read_maps(files, [(first, second) for _, first, second in pairs.values()], **how)
-    return dict(zip(pairs, maps, strict=True))
+            files = [file for mark in "_-" for file in by_stem[first.folder].get(mark.join(names), ())]
+            if len(files) > 1:
+                raise DataError(f"{files[0]}: {files[1]} is a map of these two meshes, too. Keep one of them")
+            for file in files:
+                pairs_of[file].append((first, second))
+    pairs = dict[Path, tuple[PairShape, PairShape]]()
+    for file, fitting in pairs_of.items():
+        near = [pair for pair in fitting if pair[0].folder == pair[1].folder] or fitting
+        if len(near) > 1:
+            meshes = " and ".join(f"({first.name}, {second.name})" for first, second in near[:2])
+            raise DataError(f"{file}: the name fits the pairs {meshes}. Rename meshes, so that it fits one pair")
+        pairs[file] = near[0]
+    maps = read_maps([*pairs], [*pairs.values()], **how) if pairs else []
+    return {(first.name, second.name): each for (first, second), each in zip(pairs.values(), maps, strict=True)}
 
 
 def _pair_rule(folders: Sequence[str | os.PathLike[str]], rule: str | os.PathLike[str] | None) -> str:

@@ -74,8 +74,6 @@ class MeshPairs:
 
     train, test: the meshes
     train_pairs, test_pairs: positions (first, second) in `train` or `test`
-    mirror: the template point on the other side of the body, for each of the T template points, (T,). None for sets
-        without symmetry, and for those whose meshes have `mirrored`.
     maps: point-to-point maps by the names of the two meshes: for each vertex of the first, a vertex of the second
     between: by two folders with template points of their own: for each point of the first, one of the second, from 0.
         If there are any, no other folders share their points.
@@ -86,7 +84,6 @@ class MeshPairs:
     test: list[PairShape]
     train_pairs: list[Pair]
     test_pairs: list[Pair]
-    mirror: Ints | None = None
     maps: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
     between: Mapping[tuple[str, str], Ints] = field(default_factory=dict)
     source: str = ""
@@ -193,12 +190,8 @@ class MeshPairs:
         points = self._template_points(first, second)
         if points is None or first.template is None or second.template is None or self.is_partial(first, second):
             return None
-        if second.mirrored is not None:
-            mirrored = second.mirrored[points[1]]
-            return None if (mirrored < 0).any() else Truth(first.template[points[0]], mirrored)
-        if self.mirror is None:
-            return None
-        return Truth(first.template[points[0]], second.template[self.mirror][points[1]])
+        mirrored = None if second.mirrored is None else second.mirrored[points[1]]
+        return None if mirrored is None or (mirrored < 0).any() else Truth(first.template[points[0]], mirrored)
 
 
 def check_whole(pairs: Sequence[tuple[Mesh, Mesh]]) -> None:

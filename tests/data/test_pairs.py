@@ -272,6 +272,21 @@ def test_mirrored_template_points(four: Path) -> None:
     refused(DataError, r"mirror\.txt: 9 mirror images, but there are 42 template points", load_pairs, four)
 
 
+def test_mirror_images_of_each_folder(tmp_path: Path) -> None:
+    """Each folder has template points and a symmetry of its own. The only symmetry is that of all folders."""
+    images = {"cats": np.roll(np.arange(VERTICES), 1), "dogs": np.arange(VERTICES)[::-1]}
+    for name, image in images.items():
+        write_vts(write(tmp_path / name))
+        np.savetxt(tmp_path / name / "mirror.txt", image, fmt="%d")
+    for _ in range(2):
+        data = load_pairs(tmp_path, "within")
+        for pair in data.test_shapes:
+            image = images[Path(pair[0].folder).name]
+            np.testing.assert_array_equal(data.mirrored_truth(*pair).points, pair[1].template[image])
+        (tmp_path / "dogs" / "mirror.txt").unlink(missing_ok=True)
+        images["dogs"] = images["cats"]
+
+
 def test_mirror_images_of_each_mesh(four: Path) -> None:
     write_vts(four)
     for i in range(4):
@@ -373,9 +388,10 @@ def test_errors_and_flips() -> None:
     """Ellipsoids with the mirror images in x."""
     ball = trimesh.creation.icosphere(2)
     meshes = [make_mesh(ball.vertices * [1, 1 + 0.1 * i, 1], ball.faces, name=f"e{i}") for i in range(2)]
-    first, second = (PairShape(mesh.name, mesh, np.arange(len(mesh.verts))) for mesh in meshes)
     mirror = cKDTree(ball.vertices).query(ball.vertices * [-1, 1, 1])[1]
-    data = MeshPairs([], [first, second], [], [(0, 1)], mirror)
+    points = np.arange(len(mirror))
+    first, second = (PairShape(mesh.name, mesh, points, mirrored=mirror) for mesh in meshes)
+    data = MeshPairs([], [first, second], [], [(0, 1)])
     right, flipped = (truth(first, second).points for truth in (data.truth, data.mirrored_truth))
     found = pair_errors(data, [(first, second)] * 2, [right, flipped])
     assert [one.flipped for one in found] == [False, True]
@@ -385,6 +401,19 @@ def test_errors_and_flips() -> None:
     assert found[1].unflipped.max() == 0
     with pytest.raises(ValueError, match=r"e0: a predicted map should be integers of shape \(162,\)"):
         pair_errors(data, [(first, second)], [right[:5]])
+
+
+def test_maps_whose_names_fit_two_pairs(tmp_path: Path) -> None:
+    ball = trimesh.creation.icosphere(1)
+    for name in ("a", "b_c", "a_b", "c"):
+        ball.export(tmp_path / f"{name}.off")
+    np.savetxt(tmp_path / "a_b_c.txt", np.arange(VERTICES), fmt="%d")
+    message = r"a_b_c.txt: the name fits the pairs \(a, b_c\) and \(a_b, c\)"
+    refused(DataError, message, load_pairs, tmp_path, needs_train=False)
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "a_b_c.txt").rename(tmp_path / "maps" / "a-c.txt")
+    np.save(tmp_path / "a_c.npy", np.arange(VERTICES))
+    refused(DataError, r"a_c.npy: .*maps/a-c.txt is a map of these two meshes", load_pairs, tmp_path, needs_train=False)
 
 
 def test_point_clouds(four: Path) -> None:
