@@ -11,6 +11,7 @@ from __future__ import annotations
 from diffnet.interrupts import INTERRUPTED, ExitAtCtrlC, exit_at_signals, is_command, raise_at_sigterm
 
 with ExitAtCtrlC():
+    import gc
     import sys
 
 __all__ = ["main"]
@@ -30,6 +31,7 @@ def main() -> None:
     finally:
         if is_command():
             exit_at_signals()  # only the end of the interpreter is left
+            gc.freeze()  # its garbage collections walk no object any more, which took 0.4 s
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,6 +26,7 @@ from numpy.typing import NDArray
 
 from diffnet.geometry.errors import IN_BRACKETS, OptionError, raised_as
 from diffnet.geometry.files import npz_bytes
+from diffnet.geometry.mesh.content import VTK_FORMATS
 
 Indices: TypeAlias = NDArray[np.int64]
 Content: TypeAlias = dict[str, NDArray[Any]]
@@ -72,6 +76,22 @@ def read_vtk_arrays(data: bytes) -> VtkArrays:
     arrays = _arrays(data)
     places = "vertex ", "polygon ", "field "
     return VtkArrays(*({name[len(at) :]: arrays[name] for name in arrays if name.startswith(at)} for at in places))
+
+
+def read_ahead(paths: Sequence[Path]) -> threading.Thread:
+    """Begin to read the first of some files if it is one of VTK, so that the caller can import PyTorch meanwhile.
+
+    Errors come when the mesh is read. Join the thread before.
+    """
+
+    def read() -> None:
+        if paths and paths[0].suffix.lower() in VTK_FORMATS:
+            with suppress(OSError, ValueError, RuntimeError):
+                _answer(paths[0].read_bytes())
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
 
 
 def vtp_bytes(verts: NDArray[np.float64], sizes: Indices, corners: Indices, arrays: VtkArrays) -> bytes:

@@ -266,6 +266,14 @@ def compiling_only() -> Iterator[None]:
                 future.result()
 
 
+def hash_triton_ahead() -> None:
+    """Begin to hash Triton's files in a thread. The first kernel of a process needs the hash, which takes 0.4 s."""
+    if is_known_triton():
+        from triton.runtime.cache import triton_key
+
+        threading.Thread(target=triton_key, daemon=True).start()
+
+
 def saved_as_usual() -> AbstractContextManager[None]:
     """Save tensors for the backward without the caller's hooks.
 

@@ -46,7 +46,7 @@ from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
 from diffnet.train.commands.mesh_files import find_meshes
 from diffnet.train.options import TrainOptions
 from diffnet.train.set_parts import held_out, with_held_out
-from diffnet.train.tasks.segmentation import _colors_of
+from diffnet.train.tasks.segmentation import class_colors
 from diffnet.train.tasks.task import NetworkInput
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -493,7 +493,7 @@ def test_cortices_of_freesurfer(tmp_path: Path) -> None:
     np.testing.assert_allclose(targets.train[0].labels, 2 + CORTEX.vertices[:, 2:], atol=1e-6)
 
 
-def test_colors_of_annotations(tmp_path: Path) -> None:
+def testclass_colors_annotations(tmp_path: Path) -> None:
     """A vertex with another color than those of the table has no label, and neither has one of `???` or of black."""
     colors = np.array([[190, 190, 190, 0, 0], [40, 50, 60, 0, 0], [0, 0, 0, 0, 0], [70, 80, 90, 0, 0]])
     regions = np.arange(8) % 4
@@ -511,7 +511,7 @@ def test_colors_of_annotations(tmp_path: Path) -> None:
 def test_classes_without_a_color_of_their_own_get_another_one() -> None:
     names, colors = ["a", "b", "c", "d"], {"a": [0, 114, 178], "b": [40, 50, 60], "c": [40, 50, 60]}
     network = NetworkInput(TrainOptions(), True, names, "vertices", {}, label_colors=colors)
-    assert _colors_of(network).tolist() == [[0, 114, 178], [40, 50, 60], [230, 159, 0], [0, 158, 115]]
+    assert class_colors(network).tolist() == [[0, 114, 178], [40, 50, 60], [230, 159, 0], [0, 158, 115]]
 
 
 INSIDE = np.arange(len(REGIONS)) % 5 > 0

@@ -537,6 +537,17 @@ def write_xml(path: Path, kind: str, mode: str) -> None:
 
 
 @needs_vtk
+def test_a_file_that_is_read_ahead_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, damaged = tmp_path / "a.vtk", tmp_path / "b.vtk"
+    file.write_text(POLYDATA.replace("a surface", "another surface"))
+    damaged.write_text("# vtk")
+    for paths in ([], [tmp_path / "none.vtp"], [damaged], [file]):
+        vtk.read_ahead(paths).join()
+    monkeypatch.delattr(vtk.subprocess, "run")
+    check(load_mesh(file))
+
+
+@needs_vtk
 @pytest.mark.parametrize(
     ("kind", "suffix", "version", "modes"),
     [("vtkPolyData", ".vtp", 42, ("Ascii", "Appended")), ("vtkUnstructuredGrid", ".vtu", 51, ("Binary", "Appended"))],

@@ -14,6 +14,7 @@ from diffnet.data.options import Base
 from diffnet.geometry.elements.labels import LEAST_AREA
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import as_text, check_folder_path, csv_text, make_folder, write_atomically
+from diffnet.geometry.mesh.vtk import read_ahead
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.options import option
 from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
@@ -110,6 +111,7 @@ def predict(
     report.csv in the folder, or TABLE.report.csv beside a table, lists all meshes with reasons and times. With --cache,
     worker processes preprocess the next meshes meanwhile. Under torchrun, all ranks share the meshes.
     """
+    reading = read_ahead(meshes)
     with ExitAtCtrlC():
         from diffnet.data.feature_names import array_names
         from diffnet.data.folders.rows import conditions_of, with_fields
@@ -212,6 +214,7 @@ def predict(
         ahead = None
         if cache is not None and len(sources) > 1 and expected.normalize and settings.max_faces is None:
             ahead = settings.preprocessing, cache, jobs, device
+        reading.join()
         failed = work_through(
             items,
             work,

@@ -34,6 +34,7 @@ from diffnet.geometry.device import usable_device
 from diffnet.geometry.elements.elements import file_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.mesh import check_several
+from diffnet.ops.common.launcher import hash_triton_ahead
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
@@ -201,6 +202,8 @@ def _outputs(
     `counted_elements`.
     """
     expected, place = network_input(network), usable_device(device)
+    if place.type == "cuda":
+        hash_triton_ahead()  # while the first mesh is read
     network = graphed(network.to(place))  # once, because the graphs serve all meshes
 
     def outputs_of(source: MeshLike, conditions: Mapping[str, float]) -> tuple[Mesh, Tensor]:

@@ -96,7 +96,7 @@ def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | Non
     return json.dumps({**of_mesh, name: labels, **more})
 
 
-def _colors_of(network: NetworkInput) -> NDArray[np.uint8]:
+def class_colors(network: NetworkInput) -> NDArray[np.uint8]:
     """A color (C, 3) for each class: that of the training files, or another one if they have none, or use it twice."""
     from diffnet.viz.palette import DISTINCT, label_colors
 
@@ -194,7 +194,7 @@ class Segmentation(LabelTask):
             _write_mesh(file, predicted, network)
             return
         if mesh_suffix(file) in (".annot", ".label.gii"):
-            write_atomically(file, values_bytes(mesh_suffix(file), classes, names, _colors_of(network)))
+            write_atomically(file, values_bytes(mesh_suffix(file), classes, names, class_colors(network)))
             return
         labels = np.array([*numbers, UNLABELED], np.int64)[classes]  # an element without a prediction has class -1
         content: bytes | str
