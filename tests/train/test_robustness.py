@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from runs import results_of, untrained
 
 from diffnet import DiffusionNet
 from diffnet.benchmarks.tables import robustness_table
-from diffnet.geometry import Mesh, diagnose, make_mesh, mesh_edges
-from diffnet.train.checkpoint import save_checkpoint
+from diffnet.data import LabeledMesh
+from diffnet.geometry import Mesh, diagnose, load_mesh, make_mesh, mesh_edges
+from diffnet.train.checkpoint import load_checkpoint, save_checkpoint
 from diffnet.train.inference import mesh_changes as changes
 from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.options import TrainOptions
+from diffnet.train.run_checks import DIGITS, contents_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -178,9 +181,11 @@ def folder(tmp_path: Path) -> Path:
 def checkpoint(tmp_path: Path) -> Callable[..., Path]:
     """Writes an untrained network of two classes."""
 
-    def write(*, at: str = "vertices", names: tuple[str, ...] = ("0", "1")) -> Path:
-        options = TrainOptions(features="hks", k=8, width=8, blocks=1)
-        save_checkpoint(tmp_path / "last.pt", untrained(options, names, at))
+    def write(
+        *, at: str = "vertices", names: tuple[str, ...] = ("0", "1"), seen: Sequence[str] = (), **options: Any
+    ) -> Path:
+        chosen = TrainOptions(**{"features": "hks", "k": 8, "width": 8, "blocks": 1, **options})
+        save_checkpoint(tmp_path / "last.pt", untrained(chosen, names, at) | {"train_meshes": list(seen)})
         return tmp_path / "last.pt"
 
     return write
@@ -211,6 +216,31 @@ def test_the_command(folder: Path, checkpoint: Callable[..., Path], monkeypatch:
     assert results["options"]["width"] == 8
     assert all(name in shown for name in rows)
     assert "not measured: 2 of 2 meshes can't be used" in robustness_table(results)
+
+
+def test_labels_and_ignored_classes_are_those_of_the_training(
+    folder: Path, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffnet.train.inference.robustness.CHANGES", {})
+    for file in folder.rglob("*.txt"):
+        np.save(file.with_name(f"{file.stem}.half.npy"), 1 - np.loadtxt(file).astype(int))
+    arguments = ["robustness", "--device", "cpu", "--data", folder, "--out", folder / "out", "--checkpoint"]
+    shares = []
+    for options in ({}, {"labels": "file:half"}):
+        output(*arguments, checkpoint(**options))
+        shares.append(results_of(folder / "out")["accuracy"])
+    assert sum(shares) == pytest.approx(1, abs=1e-5)
+    assert "no class" not in output(*arguments, checkpoint(names=("0",), ignore=("1",)))
+    assert results_of(folder / "out")["accuracy"] == 1
+    (hashes,) = contents_of([LabeledMesh("b", load_mesh(folder / "test" / "b.off"), np.zeros(0))])
+    line = complaint(*arguments, checkpoint(seen=[hashes[0][:DIGITS]]))
+    assert "the network was trained on b, which would be tested. Give --files and --layout as in its training" in line
+    for name, value, what in (("features", "hks+file:thick", "own arrays"), ("conditions", "age", "conditions")):
+        stored = load_checkpoint(checkpoint())
+        stored["options"][name] = value
+        save_checkpoint(folder / "other.pt", stored)
+        line = complaint(*arguments, folder / "other.pt")
+        assert line == f"the network takes {what}, which changed meshes don't have"
 
 
 def test_networks_that_do_not_fit(folder: Path, checkpoint: Callable[..., Path]) -> None:

@@ -462,7 +462,7 @@ def _score_maps(data: list[str], maps: Path, out: Path, base: Base, options: Map
     print_results(TASK, results, out)
 
 
-@with_parameters(*parameters(RunOptions, ["device"], panel=None))
+@with_parameters(*parameters(SetOptions, ("layout", "files")), *parameters(RunOptions, ["device"], panel=None))
 def robustness(
     checkpoint: Annotated[Path, checkpoint_option("A run of diffnet train segmentation, its best.pt or last.pt.")],
     data: str = option(..., "The data set of the run: its folder, or bodies."),
@@ -478,4 +478,5 @@ def robustness(
         from diffnet.train.device import pick_device
         from diffnet.train.inference.robustness import run_robustness
 
-    run_robustness(checkpoint, find_data(data, "segmentation"), out, pick_device(options["device"]), console)
+    device, how = pick_device(options["device"]), {name: options[name] for name in ("layout", "files")}
+    run_robustness(checkpoint, find_data(data, "segmentation"), out, device, console, **how)

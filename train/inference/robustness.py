@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from diffnet.checkpoints.safetensors_file import is_safetensors
-from diffnet.data import UNLABELED, LabeledMesh, fill_cache, load_dataset
+from diffnet.data import UNLABELED, LabeledMesh, fill_cache, load_dataset, without_classes
+from diffnet.data.feature_names import AUTO_LABELS, array_names
+from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
 from diffnet.geometry.files import make_folder, write_atomically
@@ -24,32 +26,40 @@ from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.inference.predict import predict_labels
 from diffnet.train.metrics import percent
 from diffnet.train.run import surroundings
+from diffnet.train.run_checks import DIGITS, contents_of
 
 Labels: TypeAlias = NDArray[np.int64]
 
 SEED = 0  # of the random changes
 
 
-def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console) -> None:
+def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device, console: Console, **how: Any) -> None:
     """`diffnet robustness`: measure, print each row, and write results.json into the folder `out`.
 
     data: the folder of the network's data set. Its labels are converted to the vertices.
+    how: `layout` and `files` of `load_dataset`. Other arguments are the options of the network.
 
     Each change of `CHANGES` is made to the test meshes that have faces. Their labels are predicted as `diffnet predict`
     does it, and carried over to the original vertices. Random changes are the same in every run. A change that leaves a
     mesh that can't be used has a row with an error.
 
-    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used, and OptionError if the
-    data set does not fit the network.
+    Raises CheckpointError, DataError or OptionError for a file or folder that can't be used, and OptionError for a
+    network with own arrays or conditions, which changed meshes lack, and if the data set does not fit the network.
     """
     if is_safetensors(checkpoint):
         raise OptionError(
             f"--checkpoint should be a checkpoint of diffnet train, got {checkpoint}, a file of model.save"
         )
     network = load_checkpoint(checkpoint)
-    seed = network["options"]["seed"]  # it decides which meshes of some data sets are test meshes
+    options = network["options"]
+    inputs = {"own arrays": array_names(options["features"]), "conditions": options.get("conditions")}
+    for what, names in inputs.items():
+        if names:
+            raise OptionError(f"the network takes {what}, which changed meshes don't have")
     make_folder(out)
-    dataset = load_dataset(data, seed=seed, labels_at="vertices")
+    how |= {"labels": options.get("labels") or AUTO_LABELS, "group_by": options.get("group_by")}
+    dataset = load_dataset(data, seed=options["seed"], labels_at="vertices", **how)
+    dataset = without_classes(dataset, options.get("ignore") or ())
     items = [item for item in dataset.test if not item.mesh.is_point_cloud]
     if network["labels_at"] != "vertices":
         raise OptionError(f"the network should label vertices, this one labels {network['labels_at']}")
@@ -58,8 +68,15 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
             f"the network was trained on another data set: it has {len(network['label_names'])} classes at the "
             f"vertices, and the data set has {len(dataset.label_names)}, or other names"
         )
-    if not items:
-        raise OptionError("the data set has no test mesh with faces")
+    if not any((item.labels != UNLABELED).any() for item in items):
+        raise OptionError("the data set has no test mesh with faces and labels")
+    hashes = {*network.get("train_meshes", ())}
+    seen = [item.name for item, (mesh, *_) in zip(items, contents_of(items), strict=True) if mesh[:DIGITS] in hashes]
+    if seen:
+        raise OptionError(
+            f"the network was trained on {listing(seen)}, which would be tested. Give --files and --layout as in its "
+            "training. Runs of --folds can't be measured"
+        )
     before = _predict([item.mesh for item in items], network, device)
     rows = []
     for name in CHANGES:
@@ -68,13 +85,13 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
         console.print(f"{name}: {scores}")
         rows.append(row)
     results = {
-        "accuracy": _mean([_accuracy(labels, item.labels) for labels, item in zip(before, items, strict=True)]),
+        "accuracy": _mean([_accuracy(a[a >= 0], item.labels[a >= 0]) for a, item in zip(before, items, strict=True)]),
         "rows": rows,
         "test_meshes": len(items),
         "epochs": len(network["history"]),
         "command": ["diffnet", *sys.argv[1:]],
         **surroundings(device),
-        "options": network["options"],
+        "options": options,
     }
     write_atomically(out / "results.json", json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     console.print(f"wrote {out / 'results.json'}", soft_wrap=True)
@@ -98,7 +115,7 @@ def _measure(
         return row | {"error": str(e)}
     same, accuracy_before, accuracy = [], [], []
     for item, labels_before, (_, stand_ins), labels_after in zip(items, before, changes, after, strict=True):
-        there = stand_ins != LOST
+        there = (stand_ins != LOST) & (labels_before != UNLABELED)  # vertices of no face have no label
         labels_before, labels_after, truth = labels_before[there], labels_after[stand_ins[there]], item.labels[there]
         same.append(float((labels_after == labels_before).mean()))
         accuracy_before.append(_accuracy(labels_before, truth))
@@ -121,6 +138,7 @@ def _accuracy(labels: Labels, truth: Labels) -> float:
     return float((labels == truth)[has_label].mean()) if has_label.any() else float("nan")
 
 
-def _mean(shares: Sequence[float]) -> float:
+def _mean(shares: Sequence[float]) -> float | None:
     """The mean over the meshes. A mesh without labeled vertices has an accuracy of NaN, which does not count."""
-    return round(float(np.nanmean(shares)), 6)
+    numbers = [share for share in shares if not np.isnan(share)]
+    return round(float(np.mean(numbers)), 6) if numbers else None
