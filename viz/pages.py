@@ -19,7 +19,7 @@ from diffnet.geometry.files import write_atomically
 from diffnet.viz.fields import MISSING_COLOR, Field
 from diffnet.viz.palette import DISTINCT, ERROR_COLORS, ColorMap, label_colors, ticks
 from diffnet.viz.render import ARROW_COLOR
-from diffnet.viz.shapes import Meshes, Shape, make_shapes, scales_of
+from diffnet.viz.shapes import Meshes, Shape, check_names, make_shapes, scales_of
 from diffnet.viz.surface import Surface, ValuesAt, View, corner_normals, face_elements, shown_points, view_for
 
 
@@ -57,7 +57,7 @@ def page(
     vectors: Any = None,
     frames: Any = None,
     at: ValuesAt | Mapping[str, ValuesAt] | None = None,
-    label_names: Sequence[str] = (),
+    label_names: Sequence[str] | Mapping[str, Sequence[str]] = (),
     color_map: ColorMap | Mapping[str, ColorMap] = "viridis",
     range: tuple[float, float] | Mapping[str, tuple[float, float]] | None = None,
     titles: str | Sequence[str] | None = None,
@@ -71,6 +71,7 @@ def page(
     labels, scalars, colors: also several by name, for example `scalars={"height (m)": h, "curvature (1/m)": c}`. The
         page switches between them. Of labels called "prediction" and "truth", it also shows the errors.
     at: also by the name of the values
+    label_names: also by the name of the labels
     color_map, range: also by the name of the scalars
     vectors: also by the name of values, for example `vectors={"height (m)": gradient}`. The page shows these arrows
         with these values only.
@@ -86,10 +87,16 @@ def page(
     shapes = make_shapes(mesh, at, titles, **values)
     scales = scales_of(shapes, color_map, range)
     every = [field for shape in shapes for field in shape.fields]
-    highest = max((int(field.values.max(initial=-1)) for field in every if field.kind == "labels"), default=-1)
+    labeled = [field for field in every if field.kind == "labels"]
+    check_names("label_names", label_names, (field.name for field in labeled))
+    by_name = label_names if isinstance(label_names, Mapping) else {field.name: label_names for field in labeled}
+    named = max(map(len, by_name.values()), default=0)
+    highest = max((int(field.values.max(initial=-1)) for field in labeled), default=-1)
+    if highest > np.iinfo(np.int32).max:
+        raise ValueError(f"labels: a page shows labels up to {np.iinfo(np.int32).max}, got {highest}")
     data = {
-        "names": [str(name) for name in label_names],
-        "colors": _base64(label_colors(min(max(len(label_names), highest + 1), DISTINCT))),
+        "names": {name: list(map(str, names)) for name, names in by_name.items()},
+        "colors": _base64(label_colors(min(max(named, highest + 1), DISTINCT))),
         "missingColor": list(MISSING_COLOR),
         "errorColors": _base64(ERROR_COLORS),
         "arrowColor": list(ARROW_COLOR),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -49,10 +49,19 @@ def make_shapes(
     names = [""] * len(meshes) if titles is None else [titles] if isinstance(titles, str) else [*titles]
     if len(names) != len(meshes):
         raise ValueError(f"titles: {len(names)} titles do not fit {len(meshes)} shapes")
-    return [
+    shapes = [
         _make_shape(str(names[i]), one, {name: column[i] for name, column in columns.items()}, at)
         for i, one in enumerate(meshes)
     ]
+    check_names("at", at, (field.name for shape in shapes for field in shape.fields))
+    return shapes
+
+
+def check_names(argument: str, by_name: Any, names: Iterable[str]) -> None:
+    """Raises ValueError if an argument is a mapping and names values that are not there."""
+    unknown = sorted({*by_name} - {*names}) if isinstance(by_name, Mapping) else []
+    if unknown:
+        raise ValueError(f"{argument}: there are no values named {', '.join(map(repr, unknown))}")
 
 
 def scales_of(shapes: Sequence[Shape], color_map: Any, range: Any) -> dict[str, Scale]:
@@ -65,6 +74,8 @@ def scales_of(shapes: Sequence[Shape], color_map: Any, range: Any) -> dict[str, 
         for field in shape.fields:
             if field.kind == "scalars":
                 values.setdefault(field.name, []).append(field.values)
+    check_names("color_map", color_map, values)
+    check_names("range", range, values)
     return {
         name: make_scale(
             np.concatenate(parts),
@@ -108,9 +119,7 @@ def _make_shape(
         fields = [Field("", "colors", "vertices", plain)]
     vectors = arguments["vectors"]
     by_name = {} if vectors is None else vectors if isinstance(vectors, Mapping) else {"": vectors}
-    unknown = sorted(set(by_name) - {"", *(field.name for field in fields)})
-    if unknown:
-        raise ValueError(f"vectors: there are no values named {', '.join(map(repr, unknown))}")
+    check_names("vectors", by_name, ["", *(field.name for field in fields)])
     arrows = {name: vector_arrows(surface, each, arguments["frames"]) for name, each in by_name.items()}
     return Shape(title, surface, fields, arrows)
 

@@ -126,6 +126,22 @@ def test_commands(tmp_path: Path) -> None:
     assert np.load(tmp_path / "one.npz")["gradient_evecs"].shape == (2, 162, 12)
 
 
+def test_conditions_of_inputs(tmp_path: Path) -> None:
+    """They are standardized, and come from the command line or a table."""
+    facts = {"conditions": "speed,yaw", "condition_statistics": {"mean": [1.0, 2.0], "std": [1.0, 4.0]}}
+    checkpoint = tmp_path / "net.safetensors"
+    DiffusionNet(16, 3, width=16, blocks=1, condition_channels=2).save(checkpoint, **METADATA, **facts)
+    for name in "ba":
+        trimesh.creation.icosphere(1).export(tmp_path / f"{name}.ply")
+    (tmp_path / "t.csv").write_text("file,yaw\na.ply,6\nb.ply,10")
+    command = ["precompute", tmp_path / "b.ply", tmp_path / "a.ply", "--npz", tmp_path / "npz", "--cache", tmp_path]
+    command += ["--checkpoint", checkpoint, "--condition", "speed=3"]
+    output(*command, "--condition", tmp_path / "t.csv")
+    for name, yaw in (("a", 6), ("b", 10)):
+        np.testing.assert_allclose(np.load(tmp_path / "npz" / f"{name}.npz")["conditions"], [2, (yaw - 2) / 4])
+    assert "--condition yaw=NUMBER is missing" in complaint(*command)
+
+
 def test_messages(tmp_path: Path) -> None:
     checkpoint = tmp_path / "net.safetensors"
     DiffusionNet(16, 3, width=16, blocks=1, outputs_at="faces").save(checkpoint, **METADATA)

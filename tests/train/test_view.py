@@ -16,7 +16,7 @@ import trimesh
 from command import complaint, output
 from PIL import Image
 
-from diffnet import DiffusionNet
+from diffnet import DiffusionNet, viz
 from diffnet.data import BODIES, BODY_MAPS, load_dataset, load_pairs
 from diffnet.pretrained import network_path
 from diffnet.train import match_meshes, predict_labels, predict_values
@@ -36,9 +36,14 @@ def network(path: Path, outputs_at: str = "vertices", **metadata: Any) -> Path:
     return path / "network.safetensors"
 
 
+def data_in(path: Path) -> dict[str, Any]:
+    """What a page shows."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)[1])
+
+
 def item_in(path: Path) -> dict[str, Any]:
     """The mesh of a page."""
-    (item,) = json.loads(re.search(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)[1])["items"]
+    (item,) = data_in(path)["items"]
     return item
 
 
@@ -117,9 +122,41 @@ def test_view_with_a_segmentation_or_classification(ball: Path, tmp_path: Path, 
     assert sets_in(out) == [("prediction", "labels", place), *((name, "scalars", "vertices") for name in OWN)]
     ((_, expected),) = predict_labels([ball], DiffusionNet.load(checkpoint), "cpu")
     page = out.read_text(encoding="utf-8")
-    assert '"names":["a","b","c"]' in page
+    assert '"names":{"prediction":["a","b","c"]}' in page
     values = np.frombuffer(base64.b64decode(item_in(out)["sets"][0]["values"]), "<i4")
     np.testing.assert_array_equal(values, np.broadcast_to(expected, values.shape))
+
+
+def test_labels_of_the_file_are_classes_of_the_network(tmp_path: Path) -> None:
+    """A label file has their numbers, and so has a truth. Other labels have no names, and are no truth."""
+    ball, out = trimesh.creation.icosphere(2), tmp_path / "page.html"
+    labels = np.where(ball.vertices[:, 2] > 0, 4, np.where(ball.vertices[:, 2] < -0.5, -1, 2))
+    checkpoint = network(tmp_path, label_names=["a", "b", "c"], label_numbers=[2, 3, 4])
+    for truth, title, names in ((labels, "truth", ["a", "b", "c"]), (labels + 1, "truth_input", None)):
+        viz.write_ply(tmp_path / "a.ply", ball, scalars={"truth": truth, "region": labels})
+        np.savetxt(tmp_path / "a.txt", labels, fmt="%d")
+        output("view", tmp_path / "a.ply", "--checkpoint", checkpoint, "--out", out)
+        values = {
+            entry["name"]: np.frombuffer(base64.b64decode(entry["values"]), "<i4")
+            for entry in item_in(out)["sets"]
+            if entry["kind"] == "labels"
+        }
+        shown = data_in(out)["names"]
+        assert [*values] == ["prediction", title, "region", "a.txt"]
+        np.testing.assert_array_equal(values["a.txt"], [{4: 2, 2: 0, -1: -1}[label] for label in labels.tolist()])
+        np.testing.assert_array_equal(values[title], values["a.txt"] if names else truth)
+        np.testing.assert_array_equal(values["region"], labels)
+        assert (shown.get(title), shown["a.txt"], shown.get("region")) == (names, ["a", "b", "c"], None)
+
+
+def test_arrays_of_one_name_with_several_columns(tmp_path: Path) -> None:
+    pyvista = pytest.importorskip("pyvista")
+    ball = pyvista.Icosphere(nsub=1)
+    ball.point_data["stress"], ball.cell_data["stress"] = ball.points[:, :2], ball.cell_centers().points[:, :2]
+    ball.save(tmp_path / "a.vtp")
+    output("view", tmp_path / "a.vtp", "--out", tmp_path / "page.html")
+    expected = [f"stress {i}" for i in (0, 1)] + [f"stress at the faces {i}" for i in (0, 1)]
+    assert [name for name, *_ in sets_in(tmp_path / "page.html") if name.startswith("stress")] == expected
 
 
 def test_view_with_a_regression(ball: Path, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_the_page_holds_the_surfaces(ball: tuple[np.ndarray, np.ndarray]) -> Non
     np.testing.assert_array_equal(array(mesh["sets"][0]["values"], "<i4"), prediction)
     np.testing.assert_array_equal(array(mesh["sets"][1]["values"], "<i4"), truth)
     assert cloud["faces"] == ""
-    assert data["names"] == ["a", "b"]
+    assert data["names"] == {"truth": ["a", "b"], "prediction": ["a", "b"]}
     colors = array(data["colors"], np.uint8).reshape(-1, 3)
     np.testing.assert_array_equal(colors, label_colors(truth.max() + 1))  # also for labels without a name
 
@@ -158,7 +158,7 @@ def test_text_is_escaped(ball: tuple[np.ndarray, np.ndarray]) -> None:
     assert "<script>alert" not in shown.html
     assert shown.html.count("&lt;/script&gt;&lt;script&gt;alert(") == 2  # in the title and the heading
     data = data_of(shown)
-    assert data["names"] == [NASTY]
+    assert data["names"] == {NASTY: [NASTY]}
     assert data["items"][0]["title"] == data["items"][0]["sets"][0]["name"] == NASTY
     assert "innerHTML" not in shown.html
 
@@ -176,6 +176,11 @@ def test_bad_input_is_named(tmp_path: Path, ball: tuple[np.ndarray, np.ndarray])
     refused(ValueError, "empty list", page, [])
     with pytest.raises(ValueError, match="truth: 2 values do not fit 42 vertices, 80 faces or 120 edges"):
         page(ball, labels={"truth": [1, 2]})
+    for name, value in (("at", "faces"), ("range", (0, 1)), ("color_map", "viridis"), ("label_names", ["x"])):
+        with pytest.raises(ValueError, match=f"{name}: there are no values named 'hieght'"):
+            page(ball, labels={"a": np.zeros(42, int)}, scalars={"height": np.zeros(42)}, **{name: {"hieght": value}})
+    with pytest.raises(ValueError, match="a page shows labels up to 2147483647, got 2147483648"):
+        page(ball, labels=np.full(42, 2**31))
     with pytest.raises(ValueError, match="two fields have one name: a, a"):
         page(ball, labels={"a": np.zeros(42, int)}, scalars={"a": np.zeros(42)})
     refused(FileNotFoundError, "missing", page(ball).save, tmp_path / "missing" / "page.html")

@@ -39,17 +39,24 @@ def export(
 
 
 def write_inputs(
-    context: typer.Context, paths: list[Path], npz: Path, checkpoint: Path | None, cache: Path, part: str | None
+    context: typer.Context,
+    paths: list[Path],
+    npz: Path,
+    checkpoint: Path | None,
+    condition: list[str] | None,
+    cache: Path,
+    part: str | None,
 ) -> None:
     """Write the inputs of an exported network for each mesh. Raises OptionError for options that it decides."""
     if checkpoint is None:
         raise OptionError("--npz needs --checkpoint, the network that takes the arrays")
-    names = ("paths", "npz", "checkpoint", "cache", "part")
+    names = ("paths", "npz", "checkpoint", "condition", "cache", "part")
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")
         if source is not None and source.name != "DEFAULT" and option.name not in names:
             raise OptionError(f"--npz preprocesses as the network of --checkpoint needs it; leave out {option.opts[0]}")
     with ExitAtCtrlC():
+        from diffnet.data.folders.rows import conditions_of, with_fields
         from diffnet.geometry import load_mesh
         from diffnet.train.export import exported_inputs
         from diffnet.train.fine_tuning import load_any_network
@@ -63,10 +70,13 @@ def write_inputs(
     meshes = sources if part is None else part_of(sources, part)
     items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in meshes]
     check_outputs(files, [*sources, checkpoint])
+    columns = expected.options.condition_names
+    conditions = conditions_of([item.read[0] for item in items], condition or [], columns)
 
     def work(i: int) -> None:
-        sample = input_sample(load_mesh(items[i].read[0]), expected, cache)
-        arrays: dict[str, Any] = exported_inputs(network, sample.features, sample.operators)
+        mesh, values = items[i].read[0], with_fields(items[i].read[0], conditions[i], columns)
+        sample = input_sample(load_mesh(mesh), expected, cache, conditions=values)
+        arrays: dict[str, Any] = exported_inputs(network, sample.features, sample.operators, sample.conditions)
         make_folder(items[i].result.parent)
         write_atomically(items[i].result, npz_bytes({name: x.numpy() for name, x in arrays.items()}))
 

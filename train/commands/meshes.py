@@ -23,6 +23,7 @@ from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
 from diffnet.train.commands.options import (
     MESH_FILES,
     PATTERN,
+    ConditionOption,
     RunOptions,
     checkpoint_option,
     parameters,
@@ -90,6 +91,7 @@ def precompute(
             rich_help_panel=EXPORT_PANEL,
         ),
     ] = None,
+    condition: ConditionOption = None,
     verbose: bool = option(False, "Print how long each phase took."),
     **options: Any,
 ) -> None:
@@ -109,10 +111,10 @@ def precompute(
 
     cache, jobs, device = (options[name] for name in ("cache", "jobs", "device"))
     if npz is not None:
-        write_inputs(context, paths, npz, checkpoint, cache, part)
+        write_inputs(context, paths, npz, checkpoint, condition, cache, part)
         return
-    if checkpoint is not None:
-        raise OptionError("--checkpoint is for --npz")
+    if checkpoint is not None or condition:
+        raise OptionError(f"--{'condition' if condition else 'checkpoint'} is for --npz")
     features = options["features"]
     of_set = {name: options[name] for name in ("targets", "labels", "group_by") if options[name]}
     values = {name: options[name] for name in _PREPROCESSING if name != "units"}

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from diffnet.geometry import Mesh
-    from diffnet.train.tasks.task import Fields
+    from diffnet.train.tasks.task import Fields, NetworkInput
 
 EIGENPAIRS = 128  # those of `diffnet train`, so the HKS is the one that networks get
 SHOWN_EIGENFUNCTIONS = 8
@@ -53,9 +54,11 @@ def view(
         from diffnet.viz import page
 
     loaded = load_mesh(mesh)
-    predicted, label_names = ([], []) if checkpoint is None else _prediction(loaded, mesh, checkpoint, condition or [])
+    predicted, network = ([], None) if checkpoint is None else _prediction(loaded, mesh, checkpoint, condition or [])
     computed, vectors = _values(loaded)
-    stored, arrows = _arrays(loaded, mesh, {title for field in predicted for title in field.values})
+    taken = {title for field in predicted for title in field.values}
+    network = network if any(field.kind == "labels" for field in predicted) else None
+    stored, arrows, classes = _arrays(loaded, mesh, taken, network)
     fields, name = [*predicted, *stored, *computed], mesh_stem(loaded.name)
     values: dict[str, Any] = {"labels": {}, "scalars": {}, "colors": {}}
     for field in fields:
@@ -66,7 +69,7 @@ def view(
         vectors=arrows | vectors,
         at={title: field.at for field in fields for title in field.values},
         color_map=dict.fromkeys(computed[0].values, "coolwarm"),
-        label_names=label_names,
+        label_names={} if network is None else dict.fromkeys(taken | classes, network.label_names),
         heading=name,
     )
     if out is None:
@@ -77,23 +80,39 @@ def view(
     open_page(out)
 
 
-def _arrays(mesh: Mesh, path: Path, predicted: set[str]) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
-    """The arrays in the file of a mesh and labels beside it, and vectors at vertices by the names of their lengths.
+def _arrays(
+    mesh: Mesh, path: Path, predicted: set[str], network: NetworkInput | None
+) -> tuple[list[Fields], dict[str, NDArray[Any]], set[str]]:
+    """The arrays in the file of a mesh and labels beside it.
 
     predicted: titles that are taken. An array of this name is NAME_input.
+    network: one that predicts classes, or None
+
+    Returns the arrays, the vectors at vertices by the names of their lengths, and the titles of the labels that are
+    classes of the network. Other labels are no truth.
     """
     import numpy as np
 
     from diffnet.data.folders.labels import labels_beside
+    from diffnet.data.folders.sources import PROPERTIES
     from diffnet.geometry.mesh.attributes import mesh_arrays
     from diffnet.train.tasks.task import Fields
 
     fields: list[Fields] = []
     vectors: dict[str, NDArray[Any]] = {}
-    for array in (*mesh_arrays(path), *labels_beside(mesh)):
-        titles = {name for field in fields for name in field.values}
-        name = f"{array.name} at the {array.at}" if array.name in titles else array.name
-        values, name = array.values, f"{name}_input" if name in predicted else name
+    classes, names_before = set[str](), set[str]()
+    beside = labels_beside(mesh)
+    class_names = {"truth", *PROPERTIES, *(array.name for array in beside)}
+    for array in (*mesh_arrays(path), *beside):
+        name = f"{array.name} at the {array.at}" if array.name in names_before else array.name
+        names_before.add(array.name)
+        places = None
+        if network is not None and array.kind == "labels" and array.name in class_names:
+            places = _places_of_classes(array.values, network.label_numbers)
+        is_other_truth = network is not None and places is None and name == "truth"
+        values = array.values if places is None else places
+        name = f"{name}_input" if name in predicted or is_other_truth else name
+        classes |= set() if places is None else {name}
         if array.at == "faces" and len(values) == mesh.polygon_count:
             values = values[mesh.polygons]
         if array.kind == "vectors" and array.at == "vertices":
@@ -104,7 +123,18 @@ def _arrays(mesh: Mesh, path: Path, predicted: set[str]) -> tuple[list[Fields], 
         columns = [np.linalg.norm(values, axis=1)] if array.kind == "vectors" else list(values.T)
         names = [name] if len(columns) == 1 else [f"{name} {i}" for i in range(len(columns))]
         fields.append(Fields("scalars", array.at, dict(zip(names, columns, strict=True))))
-    return fields, vectors
+    return fields, vectors, classes
+
+
+def _places_of_classes(labels: NDArray[Any], numbers: Sequence[int]) -> NDArray[Any] | None:
+    """The places of labels (N,) among the numbers of classes, −1 for negative labels. None if there are others."""
+    import numpy as np
+
+    places = {number: i for i, number in enumerate(numbers)}
+    distinct, inverse = np.unique(labels, return_inverse=True)
+    if any(label >= 0 and label not in places for label in distinct.tolist()):
+        return None
+    return np.array([places.get(label, -1) for label in distinct.tolist()])[inverse.reshape(-1)]
 
 
 def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
@@ -136,8 +166,8 @@ def _values(mesh: Mesh) -> tuple[list[Fields], dict[str, NDArray[Any]]]:
     return [Fields("scalars", "vertices", each) for each in (eigenfunctions, heat, lengths)], vectors
 
 
-def _prediction(mesh: Mesh, path: Path, checkpoint: Path, texts: list[str]) -> tuple[list[Fields], list[str]]:
-    """The prediction of a network, and the names of its classes. texts: conditions, see `conditions_of`"""
+def _prediction(mesh: Mesh, path: Path, checkpoint: Path, texts: list[str]) -> tuple[list[Fields], NetworkInput]:
+    """The prediction of a network, and what it says of its outputs. texts: conditions, see `conditions_of`"""
     from diffnet.data.folders.rows import conditions_of, with_fields
     from diffnet.train.device import pick_device
     from diffnet.train.inference.network_input import load_network
@@ -148,7 +178,7 @@ def _prediction(mesh: Mesh, path: Path, checkpoint: Path, texts: list[str]) -> t
     expected = described_input(checkpoint, network)
     task, names = task_named(expected.options.task).on_meshes(), expected.options.condition_names
     conditions = with_fields(path, conditions_of([path], texts, names)[0], names)
-    return [task.fields(predictor(network, pick_device("auto"))(mesh, conditions), expected)], expected.label_names
+    return [task.fields(predictor(network, pick_device("auto"))(mesh, conditions), expected)], expected
 
 
 def open_page(path: Path) -> bool:

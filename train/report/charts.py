@@ -68,12 +68,13 @@ def ranking_png(rankings: Sequence[Any], label_names: Sequence[str]) -> bytes:
     """
     figure = Figure(figsize=(7.0, 3.4), layout="constrained")
     roc, precision_by_recall = figure.subplots(1, 2)
-    names = label_names[-1:] if len(rankings) == 1 else label_names
-    ranked = [(name, counts) for name, counts in zip(names, rankings, strict=True) if np.asarray(counts).sum(1).all()]
-    for (name, counts), color in zip(ranked[:MAX_RANKED], label_colors(MAX_RANKED) / 255.0, strict=False):
+    classes = range(len(label_names))[len(label_names) - len(rankings) :]
+    every = [row for row in zip(classes, rankings, strict=True) if np.asarray(row[1]).sum(1).all()]
+    ranked, colors, curves = every[:MAX_RANKED], label_colors(len(label_names)) / 255.0, []
+    for i, counts in ranked:
         false, true, precision = ranking_curves(counts)
-        roc.plot(false, true, color=color, lw=1.6, label=name.replace("$", r"\$"))
-        precision_by_recall.plot(true, precision, color=color, lw=1.6)
+        curves += roc.plot(false, true, color=colors[i], lw=1.6)
+        precision_by_recall.plot(true, precision, color=colors[i], lw=1.6)
     roc.plot([0, 1], [0, 1], color="0.7", lw=1, ls="--")
     roc.set(xlabel="False positives", ylabel="True positives", title="ROC")
     precision_by_recall.set(xlabel="Recall", ylabel="Precision", title="Precision by recall", ylim=(0, 1.02))
@@ -81,7 +82,8 @@ def ranking_png(rankings: Sequence[Any], label_names: Sequence[str]) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(color="0.92")
     if ranked:
-        roc.legend(frameon=False, fontsize=8)
+        names = [label_names[i].replace("$", r"\$") for i, _ in ranked]
+        roc.legend(curves, names, frameon=False, fontsize=8)  # Matplotlib alone hides names that begin with _
     return png_of(figure)
 
 
