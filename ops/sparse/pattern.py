@@ -114,7 +114,7 @@ class Pattern(FieldwiseCopy):
             check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
-        indices = indices.long() if len(indices) > MAX_INT32 else indices
+        indices = indices.long() if indices.numel() > MAX_INT32 else indices
         zero = indices.new_zeros(1)
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
@@ -146,7 +146,7 @@ class Pattern(FieldwiseCopy):
         """
         for name, array in (("rows", rows), ("columns", columns)):
             check_plain(name, array)
-            check_index(name, array, (len(rows),), rows.device)
+            check_index(name, array, None if array is rows else rows.shape, rows.device)
         if len(rows) > 0 and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
             raise ValueError(f"rows should be from 0 to {shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}")
         entries = torch.argsort(rows.long() * shape[1] + columns)
@@ -222,7 +222,7 @@ class Pattern(FieldwiseCopy):
         """Make the pattern of a sparse vector of this size: a matrix of one row."""
         if check:
             check_plain("indices", indices)
-        return cls(indices.new_tensor([0, len(indices)]), indices, size, check=check)
+        return cls(indices.new_tensor([0, indices.numel()]), indices, size, check=check)
 
     @property
     def indptr(self) -> Tensor:
@@ -426,7 +426,7 @@ def check_plain(name: str, array: Any) -> None:
 
 def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None) -> None:
     """Check that arrays form a CSR pattern, see `Pattern`. Raises ValueError that names the value."""
-    for name, array in (("indptr", indptr), ("indices", indices)):
+    for name, array in (("indices", indices), ("indptr", indptr)):
         if array.ndim != 1 or array.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} should be 1-D int32 or int64, got {array.dtype} of shape {tuple(array.shape)}")
     if indptr.dtype != indices.dtype or indptr.device != indices.device:
