@@ -299,10 +299,10 @@ class SparseMatrix(FieldwiseCopy):
             return spmm(self.pattern, self.values, x[:, None], transpose=True)[..., 0]
         return spmm(self.pattern, self.values, x.mT, transpose=True).mT
 
-    def __mul__(self, factor: float | Tensor) -> SparseMatrix:
+    def __mul__(self, factor: Any) -> SparseMatrix:
         """Multiply all values by a real number, or by a tensor or an array of shape (). Differentiable.
 
-        Numbers of NumPy count as those of Python, so they change no dtype.
+        Numbers of NumPy count as those of Python, so they change no dtype. Raises TypeError for other factors.
         """
         if isinstance(factor, Tensor):
             is_number = factor.ndim == 0
