@@ -13,7 +13,7 @@ from torch import Tensor
 from diffnet.geometry.discretize.gradient import order_along_surface
 from diffnet.geometry.operators import Operators
 from diffnet.ops import BlockPattern, Pattern, block_diagonal_pattern
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_is_tensor
 from diffnet.ops.sparse.pattern import rows_of
 
 
@@ -54,8 +54,7 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
     [3, 3, 3, 3]
     """
     check_count("k", k, 1)
-    if not isinstance(positions, Tensor):
-        raise not_a_tensor("positions", positions)
+    check_is_tensor("positions", positions)
     if positions.shape != (operators.num_vertices, 3):
         raise ValueError(
             f"positions should have shape {(operators.num_vertices, 3)}, shape is {tuple(positions.shape)}"
@@ -80,8 +79,7 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     from scipy.spatial import cKDTree  # slow to import, and most commands don't need it
 
     check_count("k", k, 1)
-    if not isinstance(points, Tensor):
-        raise not_a_tensor("points", points)
+    check_is_tensor("points", points)
     if points.ndim != 2:
         raise ValueError(f"points should have shape (N, D), shape is {tuple(points.shape)}")
     places = points.detach().cpu().double().numpy()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_operand, not_a_tensor
+from diffnet.ops.common.checks import check_is_tensor, check_operand
 from diffnet.ops.common.precision import scipy_array
 from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_is_pattern
 
@@ -45,7 +45,7 @@ class BlockPattern:
 
     def __post_init__(self) -> None:
         _check_block(self.block)
-        check_is_pattern(self.blocks)
+        check_is_pattern(self.blocks, "blocks")
         if self.heads < 1 or self.rows < 0 or self.columns < 0:
             raise ValueError(f"heads should be at least 1 and sizes at least 0, got {self.shape}")
         if not isinstance(self.blocks.indices, Tensor):  # a stand-in of torch.compile, see `Pattern`
@@ -63,8 +63,7 @@ class BlockPattern:
             block: the edge length of a block
             rows, columns: the size of each head's matrix, by default that of whole blocks
         """
-        if not isinstance(mask, Tensor):
-            raise not_a_tensor("mask", mask)
+        check_is_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.ndim not in (2, 3):
             raise ValueError(f"the mask should be bool with 2 or 3 dimensions, got {mask.dtype} with {mask.ndim}")
         layout = mask if mask.ndim == 3 else mask[None]
@@ -155,8 +154,7 @@ class BlockPattern:
 
         Values beyond the edge are 0. Differentiable.
         """
-        if not isinstance(dense, Tensor):
-            raise not_a_tensor("dense", dense)
+        check_is_tensor("dense", dense)
         if dense.ndim < 3 or dense.shape[-3] not in (1, self.heads) or dense.shape[-2:] != (self.rows, self.columns):
             sizes = ", ".join(map(str, self.shape))
             raise ValueError(f"a dense tensor (…, {sizes}) expected, shape is {tuple(dense.shape)}")

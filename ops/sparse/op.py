@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
-from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
+from diffnet.ops.common.checks import broadcast_shapes, check_is_tensor, check_operand, device_and_dtype
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
 from diffnet.ops.common.memo import FieldwiseCopy
@@ -222,8 +222,7 @@ class SparseMatrix(FieldwiseCopy):
         if is_stand_in(self.values):
             return
         check_is_pattern(self.pattern)
-        if not isinstance(self.values, Tensor):
-            raise not_a_tensor("values", self.values)
+        check_is_tensor("values", self.values)
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
@@ -278,11 +277,11 @@ class SparseMatrix(FieldwiseCopy):
         """Apply a function to the values and to all index arrays, see `Pattern.map_tensors`."""
         return SparseMatrix(self.pattern.map_tensors(function), function(self.values))
 
-    def with_row_order(self, order: Tensor | None) -> SparseMatrix:
+    def with_row_order(self, order: Tensor | None, *, check: bool = True) -> SparseMatrix:
         """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
         if order is None and self.pattern.row_order is None:
             return self
-        pattern, entries = self.pattern.with_row_order(order)
+        pattern, entries = self.pattern.with_row_order(order, check=check)
         return SparseMatrix(pattern, self.values[..., entries])
 
     def __matmul__(self, x: Tensor) -> Tensor:
@@ -293,8 +292,7 @@ class SparseMatrix(FieldwiseCopy):
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         """Multiply x (C, rows) or (rows,) by the matrix. Returns (…, C, columns) or (…, columns). Differentiable."""
-        if not isinstance(x, Tensor):
-            raise not_a_tensor("the dense factor", x)
+        check_is_tensor("the dense factor", x)
         if x.ndim == 1:
             return spmm(self.pattern, self.values, x[:, None], transpose=True)[..., 0]
         return spmm(self.pattern, self.values, x.mT, transpose=True).mT
@@ -343,8 +341,7 @@ class SparseMatrix(FieldwiseCopy):
         >>> SparseMatrix.from_dense(torch.eye(3)).nnz
         3
         """
-        if not isinstance(matrix, Tensor):
-            raise not_a_tensor("matrix", matrix)
+        check_is_tensor("matrix", matrix)
         if matrix.ndim < 2 or matrix.layout != torch.strided:
             raise ValueError(f"a dense matrix expected, got {matrix.ndim}-D of {matrix.layout}")
         pattern = Pattern.from_mask((matrix != 0).flatten(0, -3).any(0) if matrix.ndim > 2 else matrix != 0)
@@ -371,8 +368,7 @@ class SparseMatrix(FieldwiseCopy):
         if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
             kind = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
             raise ValueError(f"edge_index should be int32 or int64 of shape (2, nnz), got {kind}")
-        if not isinstance(edge_weight, Tensor):
-            raise not_a_tensor("edge_weight", edge_weight)
+        check_is_tensor("edge_weight", edge_weight)
         if edge_weight.shape[:1] != edge_index.shape[1:]:
             expected = f"({edge_index.shape[1]}, …)"
             raise ValueError(f"edge_weight should have shape {expected}, shape is {tuple(edge_weight.shape)}")
@@ -466,6 +462,13 @@ class SparseMatrix(FieldwiseCopy):
 
 _MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, *_MULTIPLICATIONS)
+
+
+def check_is_matrix(name: str, matrix: Any, hint: str = "") -> None:
+    """Check that an argument is a `SparseMatrix`. Raises TypeError, whose text ends in a hint."""
+    if not isinstance(matrix, SparseMatrix):
+        kind = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise TypeError(f"{name} should be a SparseMatrix, got {kind}{hint}")
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:

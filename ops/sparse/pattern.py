@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_index, check_is_tensor, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
@@ -126,8 +126,7 @@ class Pattern(FieldwiseCopy):
         >>> Pattern.from_mask(torch.eye(3) > 0)
         Pattern(shape=(3, 3), nnz=3, device=cpu)
         """
-        if not isinstance(mask, Tensor):
-            raise not_a_tensor("mask", mask)
+        check_is_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.ndim != 2:
             raise ValueError(f"mask should be bool of shape (rows, columns), got {mask.dtype} of {tuple(mask.shape)}")
         return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
@@ -410,10 +409,18 @@ def contiguous(array: Any) -> Any:
     return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
 
 
-def check_is_pattern(pattern: Any) -> None:
-    """Check that an argument is a CSR pattern. Raises TypeError."""
+def check_is_pattern(pattern: Any, name: str = "pattern", hint: str = "") -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError, whose text ends in a hint."""
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
+        raise TypeError(f"{name} should be a Pattern, got {type(pattern).__name__}{hint}")
+
+
+def check_square(name: str, pattern: Pattern, size: int, device: torch.device) -> None:
+    """Check that a pattern, or that of a matrix, has shape (size, size) and is on a device. Raises ValueError."""
+    if pattern.shape != (size, size):
+        raise ValueError(f"{name} should have shape {(size, size)}, shape is {pattern.shape}")
+    if pattern.device != device:
+        raise ValueError(f"{name} should be on {device}, it is on {pattern.device}")
 
 
 def check_plain(name: str, array: Any) -> None:

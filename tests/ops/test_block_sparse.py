@@ -239,7 +239,7 @@ def test_wrong_arguments_are_refused() -> None:
     array = np.ones((32, 32), dtype=bool)
     refused(TypeError, "mask should be a tensor, got ndarray", BlockPattern.from_mask, array, 16)
     refused(TypeError, "pattern should be a Pattern, got ndarray", BlockPattern.covering, array, 16)
-    refused(TypeError, "pattern should be a Pattern, got ndarray", BlockPattern, array, 16, 32, 32)
+    refused(TypeError, "blocks should be a Pattern, got ndarray", BlockPattern, array, 16, 32, 32)
     for convert in (BlockPattern.from_torch, BlockPattern.from_scipy):
         refused(TypeError, "expected, got ndarray", convert, array)
     refused(TypeError, "got ndarray", BlockPattern.from_mask(mask[:, :2], 16).sample, array[None])
