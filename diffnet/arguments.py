@@ -11,7 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from diffnet.geometry import Operators
 from diffnet.geometry.batches.functional import with_eigenpairs
 from diffnet.geometry.errors import refuses
-from diffnet.ops.common.checks import check_tensor, not_a_tensor
+from diffnet.ops.common.checks import check_is_tensor, check_tensor
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -43,8 +43,7 @@ def check_features(features: Any, operators: Operators, first: nn.Module) -> Non
 
     Raises TypeError if they are no floating-point tensor, ValueError for another shape or device.
     """
-    if not isinstance(features, Tensor):
-        raise not_a_tensor("features", features)
+    check_is_tensor("features", features)
     if not features.is_floating_point():
         raise TypeError(f"features should be floating point, got {features.dtype}; write features.float()")
     rows, shape, device = operators.num_vertices, tuple(features.shape), features.device

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from diffnet.arguments import as_weights
 from diffnet.ops import Backend, Pattern, sddmm, sparse_softmax, spmm
 from diffnet.ops.common.checks import check_count, check_dropout, check_tensor
+from diffnet.ops.sparse.pattern import check_is_pattern, check_square
 
 
 class AttentionHeads(nn.Module):
@@ -51,12 +52,9 @@ class MeshAttention(AttentionHeads):
 
         Vertex i attends to the columns of row i. A vertex with an empty row gets the bias of the output layer.
         """
-        if not isinstance(pattern, Pattern):
-            kind = type(pattern).__name__
-            raise TypeError(f"pattern should be a Pattern, got {kind}; write for example operators.gradient.pattern")
+        check_is_pattern(pattern, hint="; write for example operators.gradient.pattern")
         check_tensor("x", x, ("V", self.channels), pattern.device)
-        if pattern.shape != (x.shape[0], x.shape[0]):
-            raise ValueError(f"the pattern should have shape {(x.shape[0], x.shape[0])}, shape is {pattern.shape}")
+        check_square("the pattern", pattern, x.shape[0], x.device)
         width = x.shape[-1] // self.heads
         # These are strided views (H, V, C/H). The products read them without a copy.
         x = as_weights(x, self.query_key_value)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from diffnet.geometry.fields import FIELDS, Fields
-from diffnet.ops import Pattern, SparseMatrix
 from diffnet.ops.common.checks import check_index, check_tensor
 from diffnet.ops.common.compiler import is_stand_in
+from diffnet.ops.sparse.op import check_is_matrix
+from diffnet.ops.sparse.pattern import check_is_pattern, check_square
 
 # They have the sizes with which the others should agree.
 _CHECKED_FIRST = ("mass", "ptr", "evals", "faces")
@@ -48,25 +48,11 @@ def check_fields(operators: Fields) -> None:
         if kind.kind == "values":
             check_tensor(name, value, shape, device)
         elif kind.kind == "matrix":
-            _check_matrix(name, value, vertices, shape, device)
+            check_is_matrix(name, value, "; Operators.from_parts takes other matrices")
+            check_square(name, value.pattern, vertices, device)
+            check_tensor(f"{name}.values", value.values, (*shape, value.nnz), device)
         elif kind.kind == "pattern":
-            _check_pattern(name, value, vertices, device)
+            check_is_pattern(value, name)
+            check_square(name, value, vertices, device)
         else:
             check_index(name, value, shape if kind.kind == "vertices" else (meshes + 1,), device)
-
-
-def _check_matrix(name: str, matrix: Any, vertices: int, sets: Sequence[int], device: torch.device) -> None:
-    if not isinstance(matrix, SparseMatrix):
-        kind = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
-        raise TypeError(f"{name} should be a SparseMatrix, got {kind}; Operators.from_parts takes other matrices")
-    _check_pattern(f"{name}.pattern", matrix.pattern, vertices, device)
-    check_tensor(f"{name}.values", matrix.values, (*sets, matrix.pattern.nnz), device)
-
-
-def _check_pattern(name: str, pattern: Any, vertices: int, device: torch.device) -> None:
-    if not isinstance(pattern, Pattern):
-        raise TypeError(f"{name} should be a Pattern, got {type(pattern).__name__}")
-    if pattern.shape != (vertices, vertices):
-        raise ValueError(f"{name} should have shape {(vertices, vertices)}, shape is {pattern.shape}")
-    if pattern.device != device:
-        raise ValueError(f"{name} should be on {device}, it is on {pattern.device}")

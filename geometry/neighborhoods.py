@@ -13,14 +13,16 @@ from torch import Tensor
 from diffnet.geometry.discretize.gradient import order_along_surface
 from diffnet.geometry.operators import Operators
 from diffnet.ops import BlockPattern, Pattern, block_diagonal_pattern
-from diffnet.ops.common.checks import check_count, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_is_tensor
+from diffnet.ops.sparse.pattern import rows_of
 
 
 def with_k_ring(operators: Operators, k: int) -> Operators:
     """These operators with a `neighborhood`: for each vertex, the vertices at most k edges away, and the vertex itself.
 
-    The edges are those of the gradient's pattern: of the faces, or of a point cloud's local triangulations. Raises
-    ValueError for k < 0.
+    The edges are those of the gradient's pattern: of the faces, or of a point cloud's local triangulations. Rows hold
+    the first copies of joined vertices, and each copy has the row of its joined vertex, see docs/joined_vertices.md.
+    Raises ValueError for k < 0.
 
     >>> from diffnet.geometry import precompute
     >>> square = [[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]]
@@ -30,7 +32,7 @@ def with_k_ring(operators: Operators, k: int) -> Operators:
     """
     check_count("k", k, 0)
     one_ring = _graph(operators.gradient.pattern)
-    reached = eye_array(one_ring.shape[0], dtype=bool, format="csr")
+    reached = eye_array(one_ring.shape[0], dtype=bool, format="csr")[_first_copies(operators).numpy()]
     for _ in range(k):
         reached = reached @ one_ring  # with bool entries: whether a path exists
     return _with(operators, _pattern(reached))
@@ -41,7 +43,8 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
 
     positions: (V, 3), packed like the operators
 
-    A vertex counts as its own neighbor. If a mesh has fewer than k vertices, all of them are neighbors. Raises
+    A vertex counts as its own neighbor. If a mesh has fewer than k vertices, all of them are neighbors. Joined vertices
+    count as one, at the position of the first copy: rows hold first copies, as those of `with_k_ring`. Raises
     ValueError for k < 1 and for positions of another shape.
 
     >>> from diffnet.geometry import precompute
@@ -51,14 +54,16 @@ def with_nearest(operators: Operators, positions: Tensor, k: int) -> Operators:
     [3, 3, 3, 3]
     """
     check_count("k", k, 1)
-    if not isinstance(positions, Tensor):
-        raise not_a_tensor("positions", positions)
+    check_is_tensor("positions", positions)
     if positions.shape != (operators.num_vertices, 3):
         raise ValueError(
             f"positions should have shape {(operators.num_vertices, 3)}, shape is {tuple(positions.shape)}"
         )
-    each = torch.split(positions, list(operators.lengths))
-    return _with(operators, block_diagonal_pattern([nearest_pattern(points, k) for points in each]))
+    firsts, place = torch.unique(_first_copies(operators), return_inverse=True)
+    counts = torch.searchsorted(firsts, operators.ptr.cpu()).diff().tolist()
+    each = torch.split(positions.cpu()[firsts], counts)
+    rows, _ = rows_of(block_diagonal_pattern([nearest_pattern(points, k) for points in each]), place)
+    return _with(operators, Pattern(rows.indptr, firsts[rows.indices], len(place)))
 
 
 def nearest_pattern(points: Tensor, k: int) -> Pattern:
@@ -74,8 +79,7 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     from scipy.spatial import cKDTree  # slow to import, and most commands don't need it
 
     check_count("k", k, 1)
-    if not isinstance(points, Tensor):
-        raise not_a_tensor("points", points)
+    check_is_tensor("points", points)
     if points.ndim != 2:
         raise ValueError(f"points should have shape (N, D), shape is {tuple(points.shape)}")
     places = points.detach().cpu().double().numpy()
@@ -86,6 +90,12 @@ def nearest_pattern(points: Tensor, k: int) -> Pattern:
     nearest[:, -1:] = np.where((nearest == itself).any(1, keepdims=True), nearest[:, -1:], itself)
     indices = torch.from_numpy(np.sort(nearest, axis=1).astype(np.int32).reshape(-1))
     return Pattern.from_row_lengths(torch.full((len(places),), count), indices, len(places))
+
+
+def _first_copies(operators: Operators) -> Tensor:
+    """The first of the vertices that each vertex is joined with, (V,) int32 on the CPU, see `Operators.joined`."""
+    joined = operators.joined
+    return (torch.arange(operators.num_vertices) if joined is None else joined.cpu()).int()
 
 
 def _graph(pattern: Pattern) -> csr_array:

@@ -30,7 +30,7 @@ from diffnet.ops import (
     split_diagonal_pattern,
     spmm,
 )
-from diffnet.ops.common.checks import check_count, check_tensor, device_and_dtype, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_is_tensor, check_tensor, device_and_dtype
 from diffnet.ops.common.compiler import not_compiled
 from diffnet.ops.common.memo import FieldwiseCopy, Later, can_remember, memoized, remember
 from diffnet.ops.common.precision import without_autocast
@@ -329,8 +329,7 @@ class Operators(FieldwiseCopy, Fields):
             raise ValueError(f"at should be one of {', '.join(get_args(UnpackAt))}, got {at!r}")
         per_mesh = at in ("mesh", "global_mean")
         lengths = (1,) * len(self) if per_mesh else getattr(self, _LENGTHS[at])
-        if not isinstance(y, Tensor):
-            raise not_a_tensor("y", y)
+        check_is_tensor("y", y)
         if not -y.ndim <= dim < y.ndim or y.shape[dim] != sum(lengths):
             rows = "meshes" if per_mesh else at
             raise ValueError(f"y should have {sum(lengths)} {rows} in dimension {dim}, shape is {tuple(y.shape)}")

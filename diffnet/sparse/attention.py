@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,8 @@ class SparseMultiheadAttention(nn.Module):
 
         key_padding_mask: (B, S) bool, True at keys to ignore, or floating point
         attn_mask: bool, True where row i may not attend to column j, or floating point: (L, S), (B · H, L, S), or
-            values at the entries of a `Pattern`, (nnz,), (H, nnz) or (B, H, nnz). Gradients reach it.
+            values at the entries of a `Pattern`, (nnz,), (H, nnz) or (B, H, nnz). Gradients reach it. A mask of two
+            dimensions that fits both (L, S) and (H, nnz) is refused.
         need_weights: return the output and the dense attention weights, (B, L, S), the mean over the heads, or
             (B, H, L, S) with `average_attn_weights=False`
         is_causal: leave out the columns j > i, too
@@ -156,9 +158,10 @@ class SparseMultiheadAttention(nn.Module):
     def _at_entries(self, pattern: Pattern, inputs: _Inputs) -> tuple[Tensor, Tensor | None]:
         """The values of all heads, (B, H, L, E/H), and the dense weights (B, H, L, S) if they are needed."""
         q, k, v, padding, mask, is_causal, need_weights = inputs
+        is_dense = mask is not None and _is_dense(mask, pattern, q.shape[:2])
         scores = sddmm(pattern, q, k, backend=self.backend)  # (B, H, nnz)
         rows, columns = pattern.row_indices, pattern.column_indices
-        if mask is not None and mask.shape[-2:] == pattern.shape:
+        if mask is not None and is_dense:
             mask = mask[..., rows, columns]
         padding = None if padding is None else padding[:, None, columns]
         visible: Tensor | None = None
@@ -202,6 +205,24 @@ class SparseMultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
+
+
+def _is_dense(mask: Tensor, pattern: Pattern, sets: Sequence[int]) -> bool:
+    """Whether a mask holds values at all places (L, S) of a pattern, not only at its entries, (…, nnz).
+
+    sets: the batch B and the heads H
+
+    Raises ValueError if it may hold either.
+    """
+    (batch, heads), nnz = sets, pattern.nnz
+    fits_places = mask.shape[-2:] == pattern.shape
+    fits_entries = mask.shape in ((nnz,), (heads, nnz), (batch, heads, nnz))
+    if fits_places and fits_entries and mask.ndim == 2 and heads > 1:  # of one row, both are the same
+        raise ValueError(
+            f"attn_mask of shape {tuple(mask.shape)} fits both (L, S) and (H, nnz); expand it to (B · H, L, S), "
+            f"{(batch * heads, *pattern.shape)}, or to (B, H, nnz), {(batch, heads, nnz)}"
+        )
+    return fits_places and not fits_entries
 
 
 def _joined(mask: Tensor | None, other: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diffnet.ops import Backend, Pattern, spmm
+from diffnet.ops.sparse.pattern import check_is_pattern
 
 
 class PatternModule(nn.Module):
@@ -41,9 +42,7 @@ class SparseLinear(PatternModule):
 
     def __init__(self, pattern: Pattern, bias: bool = True, backend: Backend = "auto") -> None:
         super().__init__()
-        if not isinstance(pattern, Pattern):
-            kind = type(pattern).__name__
-            raise TypeError(f"pattern should be a Pattern, got {kind}; write for example Pattern.from_mask(mask)")
+        check_is_pattern(pattern, hint="; write for example Pattern.from_mask(mask)")
         self.pattern = pattern.with_row_order(None)[0].prepare()
         self.backend: Backend = backend
         bound = self.pattern.row_lengths.clamp(min=1).float().rsqrt()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from diffnet import ops
 from diffnet.geometry.operators import Operators
 from diffnet.ops import Backend, Regularizer
-from diffnet.ops.common.checks import check_count, check_tensor, nonnegative, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_is_tensor, check_tensor, nonnegative
 from diffnet.ops.common.memo import can_remember
 from diffnet.ops.common.precision import without_autocast
 
@@ -346,8 +346,7 @@ def _sizes(k: int | None, a: Operators, b: Operators) -> tuple[int, int]:
 
 
 def _check_row_count(name: str, x: Tensor, operators: Operators) -> None:
-    if not isinstance(x, Tensor):
-        raise not_a_tensor(name, x)
+    check_is_tensor(name, x)
     if x.ndim == 0 or len(x) != operators.num_vertices:
         raise ValueError(f"{name} should have {operators.num_vertices} rows, shape is {tuple(x.shape)}")
 

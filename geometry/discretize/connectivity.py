@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from diffnet.ops import Pattern
-from diffnet.ops.common.checks import check_count, check_lengths, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_is_tensor, check_lengths
 
 PIECE = 64  # rows of a mesh that one thread of a GPU adds up
 
@@ -76,8 +76,7 @@ class Connectivity:
 
 
 def _check_faces(faces: Tensor, vertices: int) -> None:
-    if not isinstance(faces, Tensor):
-        raise not_a_tensor("faces", faces)
+    check_is_tensor("faces", faces)
     if faces.ndim != 2 or faces.shape[1] != 3:
         raise ValueError(f"faces should have shape (F, 3), shape is {tuple(faces.shape)}")
     if faces.is_floating_point() or faces.is_complex() or faces.dtype == torch.bool:

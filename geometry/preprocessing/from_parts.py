@@ -22,12 +22,13 @@ from diffnet.geometry.eigen.lanczos import random_rows
 from diffnet.geometry.eigen.problem import USUAL_SHIFT, Array, Component, Pairs, checked_problem, diagonal_of
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh
 from diffnet.geometry.mesh.normalize import round_positions
-from diffnet.geometry.mesh.objects import on_host, real_array
+from diffnet.geometry.mesh.objects import real_array
 from diffnet.geometry.preprocessing.recipe import Discretization, complete, operator_arrays, solve
 from diffnet.geometry.store.assembly import assembled_fields
 from diffnet.geometry.store.entry import rounded_frames
 from diffnet.ops import SparseMatrix
 from diffnet.ops.common.checks import check_count
+from diffnet.ops.common.precision import scipy_array
 
 NAME = "from_parts"  # for messages
 _OR_POSITIONS = "or verts (V, 3), and faces (F, 3) if there are any, to compute it from"
@@ -110,7 +111,8 @@ def _as_scipy(name: str, matrix: Any) -> scipy.sparse.csr_matrix:
         if matrix.ndim != 2:
             raise ValueError(f"{name} should be a matrix (V, V), shape is {tuple(matrix.shape)}")
         entries = matrix.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
-        matrix = scipy.sparse.coo_matrix((on_host(entries.values()), entries.indices().numpy()), tuple(entries.shape))
+        arrays = scipy_array(entries.values()), entries.indices().numpy()
+        matrix = scipy.sparse.coo_matrix(arrays, tuple(entries.shape))
     elif not scipy.sparse.issparse(matrix):
         matrix = np.asarray(matrix)
         if matrix.ndim != 2 or matrix.dtype == object:

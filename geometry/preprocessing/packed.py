@@ -236,12 +236,8 @@ def _along_surface(operators: Operators, c: Connectivity) -> Operators:
         )
         order[first:end] = torch.from_numpy(first + order_along_surface(graph))
     order = order.to(c.rows.device)
-
-    def stored(matrix: SparseMatrix) -> SparseMatrix:
-        pattern, entries = matrix.pattern.with_row_order(order, check=False)
-        return SparseMatrix(pattern, matrix.values[..., entries])
-
-    return replace(operators, laplacian=stored(operators.laplacian), gradient=stored(operators.gradient))
+    laplacian, edges = (m.with_row_order(order, check=False) for m in (operators.laplacian, operators.gradient))
+    return replace(operators, laplacian=laplacian, gradient=edges)
 
 
 def entry_arrays(operators: Operators) -> list[Arrays]:

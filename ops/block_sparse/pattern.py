@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_operand
-from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern
+from diffnet.ops.common.checks import check_is_tensor, check_operand
+from diffnet.ops.common.precision import scipy_array
+from diffnet.ops.sparse.pattern import Pattern, block_diagonal_pattern, check_is_pattern
 
 BLOCKS = (16, 32, 64, 128)
 
@@ -43,8 +44,8 @@ class BlockPattern:
     heads: int = 1
 
     def __post_init__(self) -> None:
-        if self.block not in BLOCKS:
-            raise ValueError(f"block should be one of {', '.join(map(str, BLOCKS))}, got {self.block}")
+        _check_block(self.block)
+        check_is_pattern(self.blocks, "blocks")
         if self.heads < 1 or self.rows < 0 or self.columns < 0:
             raise ValueError(f"heads should be at least 1 and sizes at least 0, got {self.shape}")
         if not isinstance(self.blocks.indices, Tensor):  # a stand-in of torch.compile, see `Pattern`
@@ -62,6 +63,7 @@ class BlockPattern:
             block: the edge length of a block
             rows, columns: the size of each head's matrix, by default that of whole blocks
         """
+        check_is_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.ndim not in (2, 3):
             raise ValueError(f"the mask should be bool with 2 or 3 dimensions, got {mask.dtype} with {mask.ndim}")
         layout = mask if mask.ndim == 3 else mask[None]
@@ -76,6 +78,8 @@ class BlockPattern:
     @classmethod
     def covering(cls, pattern: Pattern, block: int) -> BlockPattern:
         """Make the pattern with the fewest blocks that cover all entries of a pattern, for one head."""
+        check_is_pattern(pattern)
+        _check_block(block)
         rows, columns = pattern.shape
         mask = torch.zeros(-(-rows // block), -(-columns // block), dtype=torch.bool, device=pattern.device)
         mask[pattern.row_indices.long() // block, pattern.column_indices.long() // block] = True
@@ -150,6 +154,7 @@ class BlockPattern:
 
         Values beyond the edge are 0. Differentiable.
         """
+        check_is_tensor("dense", dense)
         if dense.ndim < 3 or dense.shape[-3] not in (1, self.heads) or dense.shape[-2:] != (self.rows, self.columns):
             sizes = ", ".join(map(str, self.shape))
             raise ValueError(f"a dense tensor (…, {sizes}) expected, shape is {tuple(dense.shape)}")
@@ -177,6 +182,8 @@ class BlockPattern:
     @classmethod
     def from_torch(cls, matrix: Tensor) -> tuple[BlockPattern, Tensor]:
         """Convert a torch.sparse_bsr tensor (rows, columns) of square blocks to the pattern and its values."""
+        if not isinstance(matrix, Tensor):
+            raise TypeError(f"a torch.sparse_bsr tensor expected, got {type(matrix).__name__}")
         if matrix.layout != torch.sparse_bsr or matrix.ndim != 2:
             raise ValueError(f"a 2-D torch.sparse_bsr tensor expected, got {matrix.ndim}-D of {matrix.layout}")
         return cls._from_bsr(matrix.crow_indices(), matrix.col_indices(), matrix.values(), tuple(matrix.shape))
@@ -192,18 +199,23 @@ class BlockPattern:
     @classmethod
     def from_scipy(cls, matrix: Any) -> tuple[BlockPattern, Tensor]:
         """Convert a scipy.sparse BSR matrix or array of square blocks to the pattern and its values."""
+        if not hasattr(matrix, "tobsr"):
+            raise TypeError(f"a BSR matrix of SciPy expected, got {type(matrix).__name__}")
         if matrix.format != "bsr":
             raise ValueError(f"a BSR matrix expected, got {matrix.format}")
         indptr, indices, values = (torch.from_numpy(a) for a in (matrix.indptr, matrix.indices, matrix.data))
         return cls._from_bsr(indptr, indices, values, matrix.shape)
 
     def to_scipy(self, values: Tensor) -> Any:
-        """Convert one head with one set of values to a scipy.sparse.bsr_array. Sizes are multiples of the block."""
+        """Convert one head with one set of values to a scipy.sparse.bsr_array. Sizes are multiples of the block.
+
+        float16 and bfloat16 become float32, because SciPy has neither.
+        """
         from scipy.sparse import bsr_array
 
         self._expect_bsr(values)
-        arrays = (values.detach(), self.blocks.indices, self.blocks.indptr)
-        return bsr_array(tuple(a.cpu().numpy() for a in arrays), shape=(self.rows, self.columns))
+        arrays = (values, self.blocks.indices, self.blocks.indptr)
+        return bsr_array(tuple(scipy_array(a) for a in arrays), shape=(self.rows, self.columns))
 
     @classmethod
     def _from_bsr(
@@ -226,6 +238,11 @@ class BlockPattern:
                 "a BSR matrix has one head, one set of values and sizes that are multiples of the block, "
                 f"got {self.shape} with blocks of {self.block} and values {tuple(values.shape)}"
             )
+
+
+def _check_block(block: Any) -> None:
+    if block not in BLOCKS:
+        raise ValueError(f"block should be one of {', '.join(map(str, BLOCKS))}, got {block}")
 
 
 class BlockArrays(NamedTuple):

@@ -87,6 +87,12 @@ def not_a_tensor(name: str, value: Any) -> TypeError:
     return TypeError(f"{name} should be a tensor, got {kind}{hint}")
 
 
+def check_is_tensor(name: str, value: Any) -> None:
+    """Check that an argument is a tensor. Raises TypeError, see `not_a_tensor`."""
+    if not isinstance(value, Tensor):
+        raise not_a_tensor(name, value)
+
+
 def check_tensor(name: str, tensor: Any, shape: Sequence[int | str], device: torch.device | None = None) -> None:
     """Check that an argument is a floating-point tensor of this shape, and on this device if one is given.
 

@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ def product_dtype(a: Tensor, b: Tensor) -> torch.dtype:
 def sum_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the dtype in which plain PyTorch adds up these tensors: the promoted one, but float32 for 16 bits."""
     return torch.promote_types(promoted_dtype(*tensors), torch.float32)
+
+
+def scipy_array(values: Tensor) -> Any:
+    """Return values as an array for SciPy. float16 and bfloat16 become float32, because SciPy has neither."""
+    values = values.detach().cpu()
+    return (values.float() if values.dtype in (torch.float16, torch.bfloat16) else values).numpy()
 
 
 def in_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -21,8 +21,8 @@ from diffnet.ops.common.ragged import row_lengths
 from diffnet.ops.implicit import reference
 from diffnet.ops.implicit.reference import System, at_vertices, inner_products, iterate
 from diffnet.ops.sparse.csr import CsrArrays, row_of_each
-from diffnet.ops.sparse.op import SparseMatrix, diagonal, sddmm_operator, spmm_operator
-from diffnet.ops.sparse.pattern import csr_arrays
+from diffnet.ops.sparse.op import SparseMatrix, check_is_matrix, diagonal, sddmm_operator, spmm_operator
+from diffnet.ops.sparse.pattern import check_square, csr_arrays
 
 
 def implicit_diffusion(
@@ -84,13 +84,9 @@ def implicit_diffusion(
     (rows, channels), device = x.shape, x.device
     check_tensor("time", time, (channels,), device)
     check_tensor("mass", mass, (rows,), device)
-    if not isinstance(laplacian, SparseMatrix):
-        raise TypeError(f"laplacian should be a SparseMatrix, got {type(laplacian).__name__}")
+    check_is_matrix("laplacian", laplacian)
     pattern = laplacian.pattern
-    if pattern.shape != (rows, rows):
-        raise ValueError(f"laplacian should have shape {(rows, rows)}, shape is {tuple(pattern.shape)}")
-    if pattern.device != device:
-        raise ValueError(f"laplacian should be on {device}, it is on {pattern.device}")
+    check_square("laplacian", pattern, rows, device)
     check_tensor("the values of the laplacian", laplacian.values, (pattern.nnz,), device)
     ptr = check_ptr(ptr, rows, lengths, device)
     time = nonnegative("time", time)

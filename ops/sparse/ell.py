@@ -80,13 +80,6 @@ class EllPattern:
         indices = torch.where(there, pattern.column_indices[entries.clamp(min=0)], -1)
         return cls(indices, pattern.columns, check=False), entries
 
-    def to_pattern(self) -> tuple[Pattern, Tensor]:
-        """Convert to a CSR pattern. The first call waits for a GPU.
-
-        Returns the CSR pattern and `there` (rows, width) bool; values[…, there] are the values on the CSR pattern.
-        """
-        return self.csr[0], self.there
-
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.indices), self.columns
@@ -98,9 +91,10 @@ class EllPattern:
 
     @property
     def csr(self) -> tuple[Pattern, Tensor | None]:
-        """The CSR pattern of the used places, and where they are, made once.
+        """The CSR pattern of the used places, and where they are, made once. The first use waits for a GPU.
 
         The second is the position of each entry in the flattened places, (nnz,) int64; None if all places are used.
+        Values move along as values[…, there].
         """
         return memoized(self, "_csr", _find_used)
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from numbers import Real
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
 from diffnet.ops import definition
 from diffnet.ops.common.backend import Backend, check_backend, use_definition, use_kernels
-from diffnet.ops.common.checks import broadcast_shapes, check_operand, device_and_dtype, not_a_tensor
+from diffnet.ops.common.checks import broadcast_shapes, check_is_tensor, check_operand, device_and_dtype
 from diffnet.ops.common.compiler import is_stand_in
 from diffnet.ops.common.dispatch import differentiable, differentiated, is_traced, save_settings
 from diffnet.ops.common.memo import FieldwiseCopy
-from diffnet.ops.common.precision import in_dtype, product_dtype, without_autocast
+from diffnet.ops.common.precision import in_dtype, product_dtype, scipy_array, without_autocast
 from diffnet.ops.sparse import reference
 from diffnet.ops.sparse.csr import CsrArrays
 from diffnet.ops.sparse.pattern import (
@@ -27,6 +28,7 @@ from diffnet.ops.sparse.pattern import (
     block_diagonal_pattern,
     check_blocks,
     check_is_pattern,
+    check_plain,
     product_arrays,
     split_diagonal_pattern,
 )
@@ -81,13 +83,13 @@ def spmm(
     device = pattern.device
     check_operand("values", values, (pattern.nnz,), device)
     check_operand("the dense factor", x, (columns, "C"), device)
+    batch = broadcast_shapes(values.shape[:-1], x.shape[:-2])
     dtype = product_dtype(values, x)
     if not dtype.is_floating_point or use_definition(backend):
         check_backend(backend)
         places = pattern.row_indices, pattern.column_indices
         at, near = places[::-1] if transpose else places
         return definition.spmm(at, near, rows, values.to(dtype), x.to(dtype))
-    batch = broadcast_shapes(values.shape[:-1], x.shape[:-2])
     flat = values.to(dtype).expand(*batch, pattern.nnz).reshape(math.prod(batch), pattern.nnz)
     dense = _flat_sets(x.to(dtype), batch)
     triton = use_kernels(backend, flat, dense)
@@ -131,12 +133,12 @@ def sddmm(pattern: Pattern | MatrixLike, a: Tensor, b: Tensor, *, backend: Backe
     device = pattern.device
     check_operand("the dense factor a", a, (rows, "C"), device)
     check_operand("the dense factor b", b, (columns, a.shape[-1]), device)
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     dtype = product_dtype(a, b)
     a, b = in_dtype(a, dtype), in_dtype(b, dtype)
     if not a.is_floating_point() or use_definition(backend):
         check_backend(backend)
         return definition.sddmm(pattern.row_indices, pattern.column_indices, a, b)
-    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = _flat_sets(a, batch), _flat_sets(b, batch)
     triton = use_kernels(backend, a, b)
     # On the CPU, PyTorch takes a fifth more time with 32-bit indices.
@@ -154,6 +156,7 @@ def row_sum(pattern: Pattern, values: Tensor, *, backend: Backend = "auto") -> T
     >>> row_sum(pattern, torch.tensor([1.0, 2.0, 3.0]))
     tensor([3., 3.])
     """
+    check_is_pattern(pattern)
     check_operand("values", values, (pattern.nnz,), pattern.device)
     dtype = values.dtype if values.is_floating_point() else torch.int64
     ones = torch.ones(pattern.columns, 1, dtype=dtype, device=values.device)
@@ -169,6 +172,7 @@ def diagonal(pattern: Pattern, values: Tensor) -> Tensor:
     >>> diagonal(pattern, torch.tensor([1.0, 2.0, 3.0]))
     tensor([1., 3.])
     """
+    check_is_pattern(pattern)
     check_operand("values", values, (pattern.nnz,), pattern.device)
     rows = pattern.row_indices
     on_diagonal = values.masked_fill(rows != pattern.column_indices, 0)
@@ -211,13 +215,14 @@ class SparseMatrix(FieldwiseCopy):
 
     pattern: Pattern
     values: Tensor
+    # NumPy leaves products with an array on the left to the methods below.
+    __array_ufunc__: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if is_stand_in(self.values):
             return
         check_is_pattern(self.pattern)
-        if not isinstance(self.values, Tensor):
-            raise not_a_tensor("values", self.values)
+        check_is_tensor("values", self.values)
         if self.values.ndim == 0 or self.values.shape[-1] != self.pattern.nnz:
             raise ValueError(f"values should have shape (…, {self.pattern.nnz}), shape is {tuple(self.values.shape)}")
 
@@ -272,11 +277,11 @@ class SparseMatrix(FieldwiseCopy):
         """Apply a function to the values and to all index arrays, see `Pattern.map_tensors`."""
         return SparseMatrix(self.pattern.map_tensors(function), function(self.values))
 
-    def with_row_order(self, order: Tensor | None) -> SparseMatrix:
+    def with_row_order(self, order: Tensor | None, *, check: bool = True) -> SparseMatrix:
         """Return the same matrix with its rows stored in another order; None for their own. See `Pattern`."""
         if order is None and self.pattern.row_order is None:
             return self
-        pattern, entries = self.pattern.with_row_order(order)
+        pattern, entries = self.pattern.with_row_order(order, check=check)
         return SparseMatrix(pattern, self.values[..., entries])
 
     def __matmul__(self, x: Tensor) -> Tensor:
@@ -287,13 +292,22 @@ class SparseMatrix(FieldwiseCopy):
 
     def __rmatmul__(self, x: Tensor) -> Tensor:
         """Multiply x (C, rows) or (rows,) by the matrix. Returns (…, C, columns) or (…, columns). Differentiable."""
+        check_is_tensor("the dense factor", x)
         if x.ndim == 1:
             return spmm(self.pattern, self.values, x[:, None], transpose=True)[..., 0]
         return spmm(self.pattern, self.values, x.mT, transpose=True).mT
 
-    def __mul__(self, factor: float | Tensor) -> SparseMatrix:
-        """Multiply all values by a number, or by a tensor of shape (). Differentiable."""
-        if isinstance(factor, SparseMatrix) or (isinstance(factor, Tensor) and factor.ndim > 0):
+    def __mul__(self, factor: Any) -> SparseMatrix:
+        """Multiply all values by a real number, or by a tensor or an array of shape (). Differentiable.
+
+        Numbers of NumPy count as those of Python, so they change no dtype. Raises TypeError for other factors.
+        """
+        if isinstance(factor, Tensor):
+            is_number = factor.ndim == 0
+        else:
+            factor = factor.item() if getattr(factor, "ndim", None) == 0 else factor
+            is_number = isinstance(factor, (Real, torch.SymInt, torch.SymFloat))
+        if not is_number:
             raise TypeError("a SparseMatrix is multiplied by numbers; m @ x is the product of matrices")
         return SparseMatrix(self.pattern, self.values * factor)
 
@@ -327,8 +341,7 @@ class SparseMatrix(FieldwiseCopy):
         >>> SparseMatrix.from_dense(torch.eye(3)).nnz
         3
         """
-        if not isinstance(matrix, Tensor):
-            raise not_a_tensor("matrix", matrix)
+        check_is_tensor("matrix", matrix)
         if matrix.ndim < 2 or matrix.layout != torch.strided:
             raise ValueError(f"a dense matrix expected, got {matrix.ndim}-D of {matrix.layout}")
         pattern = Pattern.from_mask((matrix != 0).flatten(0, -3).any(0) if matrix.ndim > 2 else matrix != 0)
@@ -349,8 +362,16 @@ class SparseMatrix(FieldwiseCopy):
         edge_weight: (nnz, …)
         size: the rows and columns
 
-        Raises ValueError as `Pattern.from_coo` does.
+        Raises TypeError if these are no tensors, ValueError for other shapes and as `Pattern.from_coo` does.
         """
+        check_plain("edge_index", edge_index)
+        if edge_index.ndim != 2 or len(edge_index) != 2 or edge_index.dtype not in (torch.int32, torch.int64):
+            kind = f"{edge_index.dtype} of shape {tuple(edge_index.shape)}"
+            raise ValueError(f"edge_index should be int32 or int64 of shape (2, nnz), got {kind}")
+        check_is_tensor("edge_weight", edge_weight)
+        if edge_weight.shape[:1] != edge_index.shape[1:]:
+            expected = f"({edge_index.shape[1]}, …)"
+            raise ValueError(f"edge_weight should have shape {expected}, shape is {tuple(edge_weight.shape)}")
         pattern, entries = Pattern.from_coo(edge_index[1], edge_index[0], size)
         return cls(pattern, edge_weight.movedim(0, -1)[..., entries])
 
@@ -410,24 +431,29 @@ class SparseMatrix(FieldwiseCopy):
     def from_scipy(cls, matrix: Any, *, check: bool = True) -> SparseMatrix:
         """Convert a SciPy sparse matrix or array of any format. The memory of a CSR one is shared.
 
-        Raises ValueError, see `Pattern`, if its sort_indices() or sum_duplicates() has to be called first. Raises
-        TypeError for other objects.
+        Raises ValueError if it has another number of dimensions than 2, and, see `Pattern`, if its sort_indices() or
+        sum_duplicates() has to be called first. Raises TypeError for other objects.
         """
         if not hasattr(matrix, "tocsr"):
             kind = type(matrix).__name__
             raise TypeError(f"a SciPy sparse matrix expected, got {kind}; write scipy.sparse.csr_array(matrix)")
+        if len(matrix.shape) != 2:
+            raise ValueError(f"a SciPy matrix (rows, columns) expected, shape is {matrix.shape}")
         csr = matrix.tocsr()
         indptr, indices, values = (torch.from_numpy(a) for a in (csr.indptr, csr.indices, csr.data))
         return cls(Pattern(indptr, indices, csr.shape[1], check=check), values)
 
     def to_scipy(self) -> Any:
-        """Convert one set of values to a scipy.sparse.csr_array."""
+        """Convert one set of values to a scipy.sparse.csr_array.
+
+        float16 and bfloat16 become float32, because SciPy has neither.
+        """
         from scipy.sparse import csr_array
 
         self._expect_one_set()
         matrix = self.with_row_order(None)
-        arrays = (matrix.values.detach(), matrix.pattern.indices, matrix.pattern.indptr)
-        return csr_array(tuple(a.cpu().numpy() for a in arrays), shape=matrix.pattern.shape)
+        arrays = (matrix.values, matrix.pattern.indices, matrix.pattern.indptr)
+        return csr_array(tuple(scipy_array(a) for a in arrays), shape=matrix.pattern.shape)
 
     def _expect_one_set(self) -> None:
         if self.values.ndim != 1:
@@ -436,6 +462,13 @@ class SparseMatrix(FieldwiseCopy):
 
 _MULTIPLICATIONS = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, *_MULTIPLICATIONS)
+
+
+def check_is_matrix(name: str, matrix: Any, hint: str = "") -> None:
+    """Check that an argument is a `SparseMatrix`. Raises TypeError, whose text ends in a hint."""
+    if not isinstance(matrix, SparseMatrix):
+        kind = f"Tensor of {matrix.layout}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise TypeError(f"{name} should be a SparseMatrix, got {kind}{hint}")
 
 
 def block_diagonal(matrices: Sequence[SparseMatrix]) -> SparseMatrix:

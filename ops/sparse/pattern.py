@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from diffnet.ops.common.checks import check_count, check_index, not_a_tensor
+from diffnet.ops.common.checks import check_count, check_index, check_is_tensor, not_a_tensor
 from diffnet.ops.common.compiler import is_stand_in, not_compiled
 from diffnet.ops.common.limits import MAX_INT32
 from diffnet.ops.common.memo import FieldwiseCopy, can_remember, memoized, remember
@@ -114,7 +114,7 @@ class Pattern(FieldwiseCopy):
             check_plain("indices", indices)
         if lengths.ndim != 1 or lengths.is_floating_point():
             raise ValueError(f"row lengths should be 1-D integers, got {lengths.dtype} of {tuple(lengths.shape)}")
-        indices = indices.long() if len(indices) > MAX_INT32 else indices
+        indices = indices.long() if indices.numel() > MAX_INT32 else indices
         zero = indices.new_zeros(1)
         return cls(torch.cat([zero, lengths.cumsum(0).to(indices.dtype)]), indices, columns, check=check)
 
@@ -126,8 +126,7 @@ class Pattern(FieldwiseCopy):
         >>> Pattern.from_mask(torch.eye(3) > 0)
         Pattern(shape=(3, 3), nnz=3, device=cpu)
         """
-        if not isinstance(mask, Tensor):
-            raise not_a_tensor("mask", mask)
+        check_is_tensor("mask", mask)
         if mask.dtype != torch.bool or mask.ndim != 2:
             raise ValueError(f"mask should be bool of shape (rows, columns), got {mask.dtype} of {tuple(mask.shape)}")
         return cls.from_row_lengths(mask.sum(1), mask.nonzero()[:, 1], mask.shape[1], check=False)
@@ -146,7 +145,7 @@ class Pattern(FieldwiseCopy):
         """
         for name, array in (("rows", rows), ("columns", columns)):
             check_plain(name, array)
-            check_index(name, array, (len(rows),), rows.device)
+            check_index(name, array, None if array is rows else rows.shape, rows.device)
         if len(rows) > 0 and not 0 <= int(rows.min()) <= int(rows.max()) < shape[0]:
             raise ValueError(f"rows should be from 0 to {shape[0] - 1}, got {int(rows.min())} to {int(rows.max())}")
         entries = torch.argsort(rows.long() * shape[1] + columns)
@@ -222,7 +221,7 @@ class Pattern(FieldwiseCopy):
         """Make the pattern of a sparse vector of this size: a matrix of one row."""
         if check:
             check_plain("indices", indices)
-        return cls(indices.new_tensor([0, len(indices)]), indices, size, check=check)
+        return cls(indices.new_tensor([0, indices.numel()]), indices, size, check=check)
 
     @property
     def indptr(self) -> Tensor:
@@ -410,10 +409,18 @@ def contiguous(array: Any) -> Any:
     return array.contiguous() if isinstance(array, Tensor) and not array.is_contiguous() else array
 
 
-def check_is_pattern(pattern: Any) -> None:
-    """Check that an argument is a CSR pattern. Raises TypeError."""
+def check_is_pattern(pattern: Any, name: str = "pattern", hint: str = "") -> None:
+    """Check that an argument is a CSR pattern. Raises TypeError, whose text ends in a hint."""
     if not isinstance(pattern, Pattern):
-        raise TypeError(f"pattern should be a Pattern, got {type(pattern).__name__}")
+        raise TypeError(f"{name} should be a Pattern, got {type(pattern).__name__}{hint}")
+
+
+def check_square(name: str, pattern: Pattern, size: int, device: torch.device) -> None:
+    """Check that a pattern, or that of a matrix, has shape (size, size) and is on a device. Raises ValueError."""
+    if pattern.shape != (size, size):
+        raise ValueError(f"{name} should have shape {(size, size)}, shape is {pattern.shape}")
+    if pattern.device != device:
+        raise ValueError(f"{name} should be on {device}, it is on {pattern.device}")
 
 
 def check_plain(name: str, array: Any) -> None:
@@ -426,7 +433,7 @@ def check_plain(name: str, array: Any) -> None:
 
 def _check_csr(indptr: Tensor, indices: Tensor, columns: int, row_order: Tensor | None) -> None:
     """Check that arrays form a CSR pattern, see `Pattern`. Raises ValueError that names the value."""
-    for name, array in (("indptr", indptr), ("indices", indices)):
+    for name, array in (("indices", indices), ("indptr", indptr)):
         if array.ndim != 1 or array.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} should be 1-D int32 or int64, got {array.dtype} of shape {tuple(array.shape)}")
     if indptr.dtype != indices.dtype or indptr.device != indices.device:

@@ -93,8 +93,8 @@ def sparse_softmax(
 
 
 def checked_number(name: str, number: Any) -> float:
-    """Return an argument that isn't a tensor if it is a real number, such as a NumPy scalar. Raises TypeError."""
-    if isinstance(number, (float, int, torch.SymFloat)):
+    """Return an argument that isn't a tensor if it is a real number, also of NumPy, or a bool. Raises TypeError."""
+    if isinstance(number, torch.SymFloat):
         return number  # type: ignore[return-value]
     if not isinstance(number, Real):
         raise TypeError(f"{name} should be a number or a tensor, got {type(number).__name__}")

@@ -94,6 +94,17 @@ def test_all_parts_give_the_same_operators(expected: Operators, convert: Callabl
         assert torch.equal(outputs(found, **options), outputs(expected, **options))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matrices_in_half_precision(dtype: torch.dtype, expected: Operators) -> None:
+    """SciPy has neither dtype. The values are those of the same matrices in float64."""
+    parts = parts_of(expected)
+    halves = {name: parts[name].to(dtype) for name in ("laplacian", "grad_x", "grad_y")}
+    exact = Operators.from_parts(**parts | {name: half.to_dense().double() for name, half in halves.items()})
+    for name in ("own", "torch-csr", "torch-dense"):
+        given = {part: CONVERSIONS[name](half) for part, half in halves.items()}
+        assert_same(Operators.from_parts(**parts | given), exact)
+
+
 def test_masses_of_any_kind(expected: Operators) -> None:
     masses = expected.mass.double().numpy()
     diagonal = scipy.sparse.diags(masses)

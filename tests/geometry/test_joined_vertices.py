@@ -16,6 +16,7 @@ from shapes import Arrays, arrays, cloud_of
 from diffnet import DiffusionNet
 from diffnet.geometry import (
     LAPLACIANS,
+    Operators,
     collate,
     diagnose,
     joined_vertices,
@@ -24,8 +25,10 @@ from diffnet.geometry import (
     precompute,
     precompute_all,
     with_k_ring,
+    with_nearest,
 )
 from diffnet.geometry.errors import OptionError
+from diffnet.ops import Pattern, SparseMatrix
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -233,6 +236,32 @@ def test_a_network_sees_the_connected_mesh(options: dict[str, Any]) -> None:
         expected = expected[source]
     assert found.shape == expected.shape
     assert relative(found.detach(), expected.detach()) < 1e-4
+
+
+def mask_of(pattern: Pattern | None) -> torch.Tensor:
+    assert pattern is not None
+    return SparseMatrix(pattern, torch.ones(pattern.nnz, dtype=torch.bool)).to_dense()
+
+
+def test_neighborhoods_hold_first_copies() -> None:
+    """Each copy has the neighbors of its joined vertex, at their first copies, for all kinds and sizes."""
+    mesh = ellipsoid_arrays(1)
+    broken, source = soup(mesh)
+    whole = precompute(mesh, k=2)
+    both = collate([whole, precompute(broken, k=2)])
+    firsts = np.unique(both.joined.numpy()[42:]) - 42
+    positions = torch.rand(42, 3)[np.concatenate([np.arange(42), source])]
+
+    def check(ours: Operators, of_whole: Operators) -> None:
+        found, near = (mask_of(o.neighborhood) for o in (ours, of_whole))
+        lifted = torch.zeros(len(source), len(source), dtype=torch.bool)
+        lifted[:, firsts] = near[source][:, source[firsts]]
+        assert torch.equal(found, torch.block_diag(near, lifted))
+
+    for k in range(3):
+        check(with_k_ring(both, k), with_k_ring(whole, k))
+    for k in (1, 5):
+        check(with_nearest(both, positions, k), with_nearest(whole, positions[:42], k))
 
 
 @KINDS

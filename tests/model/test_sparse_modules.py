@@ -220,6 +220,21 @@ def test_masks_at_the_entries() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
 
 
+def test_masks_that_fit_places_and_entries() -> None:
+    """(H, nnz) may equal (L, S). A mask with all dimensions has one meaning."""
+    attention, dense = SparseMultiheadAttention(E, H).double(), nn.MultiheadAttention(E, H, batch_first=True).double()
+    dense.load_state_dict(attention.state_dict())
+    query, key, there = random(B, H, E), random(B, 3, E, seed=1), torch.tensor([[1, 0, 1], [0, 1, 0]]) > 0
+    entries, places = random(B, H, 3, seed=2), torch.full((B, H, H, 3), -torch.inf).double()
+    places[:, :, there] = entries
+    expected, _ = dense(query, key, key, attn_mask=places.flatten(0, 1))
+    call = partial(attention, query, key, key, Pattern.from_mask(there))
+    for mask in (entries, places.flatten(0, 1)):
+        torch.testing.assert_close(call(attn_mask=mask), expected, rtol=1e-9, atol=1e-11)
+    message = r"shape \(2, 3\) fits both \(L, S\) and \(H, nnz\); expand it to .*\(6, 2, 3\), or to .*\(3, 2, 3\)"
+    refused(ValueError, message, call, attn_mask=entries[0])
+
+
 def test_rows_without_keys_and_dropout() -> None:
     torch.manual_seed(0)
     attention = SparseMultiheadAttention(E, H, dropout=0.5)

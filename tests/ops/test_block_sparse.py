@@ -224,6 +224,10 @@ def test_conversions() -> None:
             refused(ValueError, "BSR", convert, random(*wrong.values_shape))
     refused(ValueError, "strided", BlockPattern.from_torch, dense)
     refused(ValueError, "csr", BlockPattern.from_scipy, scipy.sparse.csr_array(dense.numpy()))
+    for dtype in (torch.float16, torch.bfloat16):
+        found = pattern.to_scipy(values.to(dtype))
+        assert found.dtype == np.float32
+        np.testing.assert_array_equal(found.toarray(), dense.to(dtype).float().numpy())
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -231,6 +235,14 @@ def test_wrong_arguments_are_refused() -> None:
     refused(ValueError, "block should be one of 16, 32, 64, 128, got 8", BlockPattern.from_mask, mask, 8)
     refused(ValueError, r"shape \(3, 3\), shape is \(2, 3\)", BlockPattern.from_mask, mask, 16, rows=40)
     refused(ValueError, "float32", BlockPattern.from_mask, mask.float(), 16)
+    refused(ValueError, "block should be one of .*, got 0", BlockPattern.covering, Pattern.from_mask(mask), 0)
+    array = np.ones((32, 32), dtype=bool)
+    refused(TypeError, "mask should be a tensor, got ndarray", BlockPattern.from_mask, array, 16)
+    refused(TypeError, "pattern should be a Pattern, got ndarray", BlockPattern.covering, array, 16)
+    refused(TypeError, "blocks should be a Pattern, got ndarray", BlockPattern, array, 16, 32, 32)
+    for convert in (BlockPattern.from_torch, BlockPattern.from_scipy):
+        refused(TypeError, "expected, got ndarray", convert, array)
+    refused(TypeError, "got ndarray", BlockPattern.from_mask(mask[:, :2], 16).sample, array[None])
     pattern = BlockPattern.from_mask(mask, 16, 30, 40)
     values, x = torch.zeros(pattern.values_shape), torch.zeros(1, 40, 4)
     for a, b, mode, message in (
@@ -360,6 +372,9 @@ def test_wrong_scales_and_biases_are_refused(backend: Backend) -> None:
     for options, error, message in wrong:
         refused(error, message, block_softmax, pattern, scores, backend=backend, **options)
         refused(error, message, block_attention, pattern, **x, backend=backend, **options)
+    values = random(*pattern.values_shape).float().to(DEVICE)
+    truth = block_softmax(pattern, values, scale=True, backend=backend)
+    assert torch.equal(truth, block_softmax(pattern, values, scale=1.0, backend=backend))
 
 
 @backends

@@ -51,7 +51,7 @@ shapes = pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map
 def test_ell(shape: tuple[int, int]) -> None:
     pattern = random_pattern(*shape)
     converted, entries = EllPattern.from_pattern(pattern)
-    again, there = converted.to_pattern()
+    again, there = converted.csr[0], converted.there
     assert torch.equal(again.indptr, pattern.indptr)
     assert torch.equal(again.indices, pattern.indices)
     values, x = random(2, pattern.nnz), random(shape[1], 3, seed=1)
@@ -61,7 +61,7 @@ def test_ell(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(converted.matmul(places, x), dense_of(pattern, values) @ x)
     wider, _ = EllPattern.from_pattern(pattern, 25)
     assert wider.indices.shape == (shape[0], 25)
-    assert torch.equal(wider.to_pattern()[0].indices, pattern.indices)
+    assert torch.equal(wider.csr[0].indices, pattern.indices)
     turned, sources = converted.transpose
     assert turned.shape == pattern.transpose[0].shape
     flipped = places.flatten(-2)[..., sources.clamp(min=0)]

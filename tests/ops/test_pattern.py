@@ -106,12 +106,15 @@ def test_from_row_lengths() -> None:
     assert torch.equal(again.indptr, pattern.indptr)
     assert again.indptr.dtype == torch.int32
     refused(ValueError, "float", Pattern.from_row_lengths, torch.ones(3), pattern.indices, 6)
+    refused(ValueError, r"indices should be .* of shape \(\)", Pattern.from_row_lengths, ints(1, 1), ints(1)[0], 6)
+    refused(ValueError, "indices should be .*float32", Pattern.from_row_lengths, ints(1, 1), torch.ones(2), 6)
     refused(ValueError, "descend", Pattern.from_row_lengths, ints(3, -1, 1), ints(0, 1, 2), 6)
 
 
 def test_vector() -> None:
     vector = SparseMatrix(Pattern.vector(ints(1, 4), 6), random(2))
     assert vector.pattern.shape == (1, 6)
+    refused(ValueError, r"indices should be .* of shape \(\)", Pattern.vector, ints(1)[0], 6)
     x = random(6, 3)
     torch.testing.assert_close((vector @ x)[0], vector.values @ x[[1, 4]])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import subprocess
 import sys
 from collections.abc import Callable
@@ -152,6 +153,55 @@ def test_wrong_types_are_refused() -> None:
     refused(TypeError, r"torch\.sparse_coo tensor expected, got csr_array", SparseMatrix.from_torch, scipy_matrix)
     refused(TypeError, r"got ndarray; write scipy\.sparse\.csr_array\(matrix\)", SparseMatrix.from_scipy, np.eye(3))
     assert SparseMatrix(pattern, torch.nn.Parameter(values)).values.requires_grad  # learned values are fine
+
+
+def test_factors_of_a_matrix() -> None:
+    """Numbers of Python, NumPy and PyTorch. NumPy leaves arrays on the left to the matrix."""
+    matrix = SparseMatrix(random_pattern(), random(random_pattern().nnz).float())
+    for two in (2, np.float64(2), np.float32(2), np.array(2.0), torch.tensor(2.0).double()):
+        for product in (matrix * two, two * matrix):
+            assert torch.equal(product.values, matrix.values + matrix.values)
+            assert product.dtype == torch.float32
+    for wrong in (np.ones(matrix.nnz), torch.ones(1), [1, 2], "1", None, 1j, np.complex64(1), matrix):
+        refused(TypeError, "a SparseMatrix is multiplied by numbers", operator.mul, matrix, wrong)
+        refused(TypeError, "a SparseMatrix is multiplied by numbers", operator.mul, wrong, matrix)
+    for x, converter in (([1.0] * 9, "tensor"), (np.ones(9), "from_numpy"), (np.ones((2, 9)), "from_numpy")):
+        message = rf"the dense factor should be a tensor, got \w+; convert it with torch\.{converter}"
+        refused(TypeError, message, operator.matmul, matrix, x)
+        refused(TypeError, message, operator.matmul, x, matrix)
+
+
+def test_wrong_edges_are_refused() -> None:
+    edges, weights, size = ints(0, 1, 2, 0).reshape(2, 2), torch.ones(2), (3, 3)
+    expected = r"edge_index should be int32 or int64 of shape \(2, nnz\), got torch\."
+    for wrong, kind in (
+        (ints(0, 1, 2, 0, 1, 2).reshape(3, 2), r"int64 of shape \(3, 2\)"),
+        (ints(0, 1), r"int64 of shape \(2,\)"),
+        (edges.double(), r"float64 of shape \(2, 2\)"),
+    ):
+        refused(ValueError, expected + kind, SparseMatrix.from_edges, wrong, weights, size)
+    for shape in ((1,), (3, 4), ()):
+        message = rf"edge_weight should have shape \(2, …\), shape is \({str(shape)[1:-1]}\)"
+        refused(ValueError, message, SparseMatrix.from_edges, edges, torch.ones(shape), size)
+    refused(TypeError, "edge_index should be a tensor, got list", SparseMatrix.from_edges, [[0], [1]], weights, size)
+    refused(TypeError, "edge_weight should be a tensor, got list", SparseMatrix.from_edges, edges, [1.0, 1.0], size)
+    one = torch.tensor(1)
+    refused(ValueError, r"rows should have 1 dimension, shape is \(\)", Pattern.from_coo, one, one, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_float32_in_scipy(dtype: torch.dtype) -> None:
+    matrix = SparseMatrix(random_pattern(), random(random_pattern().nnz).to(dtype))
+    found = matrix.to_scipy()
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found.toarray(), matrix.to_dense().float().numpy())
+
+
+def test_scipy_arrays_without_two_dimensions_are_refused() -> None:
+    for array in (scipy.sparse.coo_array(np.ones(3)), scipy.sparse.coo_array(np.ones((3, 3, 3)))):
+        shape = str(array.shape)[1:-1]
+        refused(ValueError, rf"\(rows, columns\) expected, shape is \({shape}\)", SparseMatrix.from_scipy, array)
+        refused(ValueError, rf"shape is \({shape}\)", spmm, array, torch.ones(3, 1))
 
 
 def test_matrices_that_cannot_be_packed() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from float64 import DEVICE, random
@@ -47,8 +49,25 @@ def test_wrong_backends_and_dtypes_are_refused() -> None:
         spmm(pattern, zeros(NNZ, dtype=torch.float64), zeros(6, 3), backend="triton")
     for dtype in (torch.float32, torch.int64):
         refused(ValueError, "'cuda'", spmm, pattern, zeros(NNZ, dtype=dtype), zeros(6, 3, dtype=dtype), backend="cuda")
-    refused(ValueError, r"broadcast, they are \(2,\) and \(3,\)", spmm, pattern, zeros(2, NNZ), zeros(3, 6, 4))
-    refused(ValueError, r"broadcast, they are \(2,\) and \(3,\)", sddmm, pattern, zeros(2, 9, 4), zeros(3, 6, 4))
+
+
+@backends
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=name_of)
+def test_batches_that_do_not_broadcast_are_refused(dtype: torch.dtype, backend: Backend) -> None:
+    """Alike for both backends, for integers, under transforms and in all forms of a pattern."""
+    ell = EllPattern.from_pattern(PATTERN)[0]
+    v, x, a = (zeros(*shape, dtype=dtype) for shape in ((2, NNZ), (3, 6, 4), (2, 9, 4)))
+    calls = [
+        (partial(spmm, PATTERN.to(DEVICE)), v, x),
+        (partial(sddmm, PATTERN.to(DEVICE)), a, x),
+        (HybridPattern.from_pattern(PATTERN.to(DEVICE)).matmul, v, x),
+        (EllPattern(ell.indices.to(DEVICE), 6).matmul, zeros(2, *ell.indices.shape, dtype=dtype), x),
+    ]
+    for call, left, right in calls:
+        message = r"should broadcast, they are \(2,\) and \(3,\)"
+        refused(ValueError, message, call, left, right, backend=backend)
+        if backend == "torch":
+            refused(ValueError, message, torch.func.vmap(call, in_dims=(None, 0)), left, right[None])
 
 
 @backends

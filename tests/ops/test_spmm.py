@@ -424,8 +424,10 @@ def test_wrong_scales_and_biases_are_refused(backend: Backend) -> None:
     ]
     for options, error, message in wrong:
         refused(error, message, sparse_softmax, pattern, scores, backend=backend, **options)
-    half = sparse_softmax(pattern, random(n).float().to(DEVICE), scale=np.float32(0.5), backend=backend)  # type: ignore[arg-type]
-    torch.testing.assert_close(half, sparse_softmax(pattern, random(n).float().to(DEVICE), scale=0.5, backend=backend))
+    scores, numbers = random(n).float().to(DEVICE), ((np.float32(0.5), 0.5), (True, 1.0))
+    for number, same in numbers:
+        found = sparse_softmax(pattern, scores, scale=number, backend=backend)  # type: ignore[arg-type]
+        torch.testing.assert_close(found, sparse_softmax(pattern, scores, scale=same, backend=backend))
 
 
 @backends
