@@ -98,17 +98,36 @@ def vtp_bytes(verts: NDArray[np.float64], sizes: Indices, corners: Indices, arra
     """The content of a .vtp file with polygons and arrays, see `read_vtk`. Fields may also be text."""
     try:
         import pyvista
+        from vtkmodules.vtkIOXML import vtkXMLPolyDataWriter
     except ImportError as e:
         raise OptionError(_MISSING.format(e)) from e
     faces = np.insert(corners, np.cumsum(sizes) - sizes, sizes)  # each polygon behind its number of corners
     data = pyvista.PolyData(verts, faces=faces) if len(sizes) else pyvista.PolyData(verts)
     for place, table in zip((data.point_data, data.cell_data, data.field_data), arrays, strict=True):
         for name, values in table.items():
-            place[name] = values
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "mesh.vtp")
-        data.save(file)
-        return file.read_bytes()
+            if values.dtype.kind == "U":
+                data.GetFieldData().AddArray(_text_array(name, values.tolist()))
+            else:
+                place[name] = values
+    writer = vtkXMLPolyDataWriter()
+    writer.SetInputDataObject(data)
+    writer.SetDataModeToBinary()
+    writer.SetCompressionLevel(1)  # takes half the time of the default, and files are 2 % larger
+    writer.WriteToOutputStringOn()
+    writer.Write()
+    content: str = writer.GetOutputString()
+    return content.encode()
+
+
+def _text_array(name: str, texts: Sequence[str]) -> Any:
+    """An array of VTK. pyvista makes those of ASCII alone."""
+    from vtkmodules.vtkCommonCore import vtkStringArray
+
+    array = vtkStringArray()
+    array.SetName(name)
+    for text in texts:
+        array.InsertNextValue(text)
+    return array
 
 
 def _arrays(data: bytes) -> Any:

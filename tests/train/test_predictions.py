@@ -110,14 +110,14 @@ def write_polygons(path: Path) -> Path:
 def test_predictions_beside_the_arrays_of_the_input(tmp_path: Path, at: LabelsAt, source: str, form: str) -> None:
     """A polygon keeps one row, and an array whose name the prediction has gets another one."""
     mesh = write_polygons(tmp_path / f"a.{source}")
-    checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=["a b", "b", "c"], label_numbers=NUMBERS)
+    checkpoint = write_network(tmp_path / "a.safetensors", at, label_names=["ä b", "b", "c"], label_numbers=NUMBERS)
     out, shares = tmp_path / f"out.{form}", tmp_path / "p.npz"
     output("predict", mesh, "--checkpoint", checkpoint, "--out", out, "--probabilities", shares)
     ((_, classes),) = predict_labels([mesh], DiffusionNet.load(checkpoint), "cpu")
     attributes = load_attributes(out)
     tables = {"vertices": attributes.vertices, "faces": attributes.faces}
     np.testing.assert_array_equal(tables[at]["label"], np.array(NUMBERS)[classes])
-    first = tables[at]["probability_a b" if form == "vtp" else "probability_a_b"]
+    first = tables[at]["probability_ä b" if form == "vtp" else "probability___b"]
     np.testing.assert_allclose(first, np.load(shares)[str(mesh)][:, 0])
     name = "label_input" if at == "faces" else "label"
     assert (tables["faces"][name].tolist(), tables["faces"][name].dtype) == ([7, 9, 7], np.int16)
@@ -126,7 +126,7 @@ def test_predictions_beside_the_arrays_of_the_input(tmp_path: Path, at: LabelsAt
     assert wind.reshape(5, -1)[:, 0].tolist() == [0, 2, 0, 0, 2]
     if form == "vtp":
         fields = pytest.importorskip("pyvista").read(out).field_data
-        assert list(fields["label_names"]) == ["11 a b", "21 b", "47 c"]
+        assert list(fields["label_names"]) == ["11 ä b", "21 b", "47 c"]
         assert source == "ply" or fields["speed"].tolist() == [30]
 
 
