@@ -218,6 +218,7 @@ def test_columns_whose_names_look_like_those_of_one_array(tmp_path: Path) -> Non
         np.testing.assert_allclose(written[name], values[:, 3 + i])
         np.testing.assert_array_equal(written[f"{name}_input"], before[name])
     assert [*written.field_data["case"]] == ["hello"]
+    assert re.search("case +field data +hello", output("info", tmp_path / "out.vtp"))
     output("view", source, "--checkpoint", checkpoint, "--out", tmp_path / "page.html")
     sets = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(), re.DOTALL)[1])
     shown = {one["name"]: one["values"] for one in sets["items"][0]["sets"]}

@@ -231,7 +231,8 @@ def info(mesh: Annotated[Path, typer.Argument(metavar="MESH", help=f"A file: {ME
     for array in (*mesh_arrays(mesh), *labels_beside(loaded)):
         arrays.add_row("", array.name, f"{array.kind} at the {array.at}", array.summary)
     for name, values in load_attributes(mesh).fields.items():
-        shown = ", ".join(f"{number:.6g}" for number in values.reshape(-1)[:8].tolist())
+        first = values.reshape(-1)[:8].tolist()
+        shown = ", ".join(each if isinstance(each, str) else f"{each:.6g}" for each in first)
         arrays.add_row("", name, "field data", shown + (", …" if values.size > 8 else ""))
     if arrays.rows:
         console.print("arrays:")
