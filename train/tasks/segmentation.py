@@ -86,7 +86,7 @@ def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | Non
     """Labels in the form of the file beside the mesh, with what it says of the whole mesh, such as `jaw`."""
     path = Path(mesh.path or "")
     beside = [path.with_name(f"{mesh_stem(path)}.json{end}") for end in ("", ".gz") if mesh.path is not None]
-    before = next((_json_of_labels(file) for file in beside if file.is_file()), {})
+    before: Any = next((_json_of_labels(file) for file in beside if file.is_file()), {})
     if isinstance(before, list) and instances is None:
         return json.dumps(labels)
     entries = {} if isinstance(before, list) else before
@@ -103,7 +103,7 @@ def class_colors(network: NetworkInput) -> NDArray[np.uint8]:
     black = (0, 0, 0)  # no label, in annotations
     colors = [tuple(network.label_colors.get(name, black)) for name in network.label_names]
     others = iter([color for color in map(tuple, label_colors(DISTINCT).tolist()) if color not in colors])
-    used = {black}
+    used: set[tuple[int, ...]] = {black}
     for i, color in enumerate(colors):
         if color in used:
             colors[i] = next(others, color)
