@@ -80,7 +80,7 @@ class Interpolation(NamedTuple):
     @classmethod
     def among(cls, tensors: Mapping[str, Tensor]) -> Interpolation | None:
         """The inverse of `tensors`, among others. None if it isn't there."""
-        return cls(*map(tensors.get, PARTS)) if "weights" in tensors else None  # type: ignore[arg-type]
+        return cls(*map(tensors.get, cls._fields)) if "weights" in tensors else None  # type: ignore[arg-type]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -101,9 +101,6 @@ class Interpolation(NamedTuple):
 
     def to(self, device: torch.device | str) -> Interpolation:
         return self._replace(**{name: value.to(device) for name, value in self.tensors.items()})
-
-
-PARTS = ("elements", "weights", "counts", "picks")  # of an interpolation
 
 
 @dataclass(frozen=True)
