@@ -19,7 +19,7 @@ from diffnet.data.feature_names import Statistics
 from diffnet.data.features import load_meanwhile, prepare
 from diffnet.data.labeled import DataError, LabeledMesh, TargetsAt
 from diffnet.data.options import Preprocessing
-from diffnet.data.samples import Interpolation, PinnedSample, Sample, make_sample, sample_from, sample_of
+from diffnet.data.samples import PARTS, Interpolation, PinnedSample, Sample, make_sample, sample_from, sample_of
 from diffnet.data.stored import OnDemand, SampleFacts, StoredMeshes, recalled, remember, sources_of
 from diffnet.geometry import MeshLike
 from diffnet.geometry.errors import some_reasons
@@ -108,7 +108,7 @@ class PreparedSamples(OnDemand[Sample]):
         )
         if matrices is None:
             return None
-        names = {"features", "labels", "conditions", *Interpolation._fields} & arrays.keys()
+        names = {"features", "labels", "conditions", *PARTS} & arrays.keys()
         return sample_from(name, {key: torch.from_numpy(arrays[key]) for key in names}, matrices)
 
     def make(self, i: int) -> tuple[SampleFacts, Sample]:
