@@ -18,7 +18,7 @@ from diffnet.data.feature_names import TABLE_PREFIX
 from diffnet.data.folders.files import label_files, listing, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
-from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
+from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt, counted
 from diffnet.data.numbers import check_names, check_vertex_numbers, read_columns, read_labels, read_lines
 from diffnet.data.places import row_numbers, rows_at
 from diffnet.data.stored import with_change
@@ -189,6 +189,11 @@ def find_columns(rows: Sequence[Sequence[Pair]]) -> tuple[list[str], list[Labels
     for row in rows:
         for (_, _, path, facts), expected in zip(row, first, strict=True):
             names, others = facts.names or [], expected.facts.names or []
+            if len(names) != len(others):
+                raise DataError(
+                    f"{path}: {counted(len(names), 'column', 'columns')}, but {expected.file} has {len(others)}; all "
+                    "meshes of a set need the same columns"
+                )
             if names != others:
                 raise DataError(f"{path}: the columns are {names}, but those of {expected.file} are {others}")
     files = list(zip(*rows, strict=True))

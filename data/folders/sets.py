@@ -270,7 +270,7 @@ def index_classes(
 
     For other arguments and what is raised, see `load_classes` and `index_dataset`.
     """
-    how = {"fold": fold, "without": without or {}, "ignored": ignored}
+    how: dict[str, Any] = {"fold": fold, "without": without or {}, "ignored": ignored}
     rule = Rule(test_fraction, seed, group_by, needs_train, files=files, **how)
     return _classes(path, labels, conditions, rule, Index(Path(path), cache_dir, jobs))
 
