@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.arrays import array_states, counted_vertices
 from diffnet.data.feature_names import MASK_PREFIX, ArrayStatistics, mask_of
+from diffnet.data.folders.files import listing
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt
 from diffnet.data.places import changed_rows, places_of
 from diffnet.data.stored import StoredMeshes, remembered, with_change
@@ -322,7 +323,7 @@ def _renumbered(item: LabeledMesh, old: Sequence[str], names: Sequence[str], lea
     if len(unknown):
         raise DataError(
             f"{item.mesh.name}: the label {old[item.labels.flat[unknown[0]]]!r} is none of the "
-            f"{len(names)} known classes ({_first(names)}). Labels are matched by name; "
+            f"{len(names)} known classes ({listing(names, 8)}). Labels are matched by name; "
             "label_names.txt in the folder of the meshes names their values"
         )
     accepted = item.accepted
@@ -330,10 +331,6 @@ def _renumbered(item: LabeledMesh, old: Sequence[str], names: Sequence[str], lea
         columns = [old.index(name) if name in old else -1 for name in names]
         accepted = np.pad(accepted, ((0, 0), (0, 1)))[:, columns]  # the last, of new classes, which are never right
     return replace(item, labels=labels, accepted=accepted)
-
-
-def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
 
 
 def chosen_classes(given: Sequence[str], names: Sequence[str], numbers: Sequence[int] | None = None) -> tuple[str, ...]:
@@ -349,7 +346,7 @@ def chosen_classes(given: Sequence[str], names: Sequence[str], numbers: Sequence
     by_number = dict(zip(map(str, range(len(names)) if numbers is None else numbers), names, strict=True))
     others = [name for name in given if name not in names and name not in by_number]
     if others:
-        named = f"a name ({_first(names)}) or a number ({_first(list(by_number))})"
+        named = f"a name ({listing(names, 8)}) or a number ({listing(by_number, 8)})"
         raise DataError(f"there is no class {others[0]!r}. Give {named}")
     return tuple(name if name in names else by_number[name] for name in given)
 

@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import os
-import re
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
@@ -25,11 +24,10 @@ from diffnet.geometry.files import csv_rows
 from diffnet.geometry.mesh.content import decompress
 from diffnet.geometry.mesh.cortex import CortexValues, is_cortical, read_values
 from diffnet.geometry.mesh.mesh import mesh_suffix
-from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, table, whole
+from diffnet.geometry.mesh.text import Line, integer, numbered_lines, real, whole_table
 
 _INT64 = np.iinfo(np.int64)
 MAX_NUMBER = 1e30  # sums of squares of smaller numbers overflow neither float64 nor, once standardized, float32
-_INTEGERS = re.compile(rb"[0-9 \t\r\n-]*")  # most label files, for which `table` takes longer
 
 
 def read_labels(path: str | os.PathLike[str]) -> NDArray[np.int64]:
@@ -73,18 +71,12 @@ def read_lines(path: Path) -> list[str]:
 
 def _text_labels(path: Path) -> NDArray[np.int64]:
     is_table = mesh_suffix(path) == ".csv"
-    if not is_table and _INTEGERS.fullmatch(content := content_of(path)):
-        try:
-            return np.array([int(token) for token in content.split()], np.int64)
-        except (ValueError, OverflowError):
-            pass  # the loop below finds the line of the error
-    lines = _label_column if is_table else lines_of
-    values = table(line for _, line in lines(path))
-    if values is not None and whole(values):
-        return values.astype(np.int64).reshape(-1)
+    values = whole_table([line for _, line in _label_column(path)] if is_table else text_of(path).splitlines())
+    if values is not None:
+        return values.reshape(-1)
     # The slower loop reads lines of different lengths and large numbers, and finds the line of an error.
     labels = array("q")
-    for number, line in lines(path):
+    for number, line in _label_column(path) if is_table else lines_of(path):
         for token in line.split():
             try:
                 labels.append(integer(token))
@@ -149,18 +141,22 @@ def _npy_labels(path: Path) -> NDArray[np.int64]:
     array = read_array(path)
     if array.ndim != 1 and array.shape[1:] != (1,):
         raise DataError(f"{path}: labels should have shape (N,) or (N, 1), shape is {array.shape}")
-    array = array.reshape(-1)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{path}: labels should be integers, dtype is {array.dtype}")
-    if array.dtype.kind == "f":
-        array = array.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons
-        fits = (array >= -(2.0**63)) & (array < 2.0**63)
+    return as_int64(path, "labels", array.reshape(-1))
+
+
+def as_int64(path: Path, what: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    """Numbers (N,) as int64. Raises DataError for one that is not whole or does not fit. what: for the message"""
+    if values.dtype.kind == "f":
+        values = values.astype(np.float64)  # float64 holds both bounds below exactly; NaN fails the comparisons
+        fits = (values >= -(2.0**63)) & (values < 2.0**63)
     else:
-        fits = array <= _INT64.max
-    bad = np.flatnonzero(~(fits & (array == np.trunc(array))))
+        fits = values <= _INT64.max
+    bad = np.flatnonzero(~(fits & (values == np.trunc(values))))
     if len(bad):
-        raise DataError(f"{path}: label {bad[0]} is {array[bad[0]]}, which is not a whole number that fits int64")
-    return array.astype(np.int64)
+        raise DataError(f"{path}: {what} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
+    return values.astype(np.int64)
 
 
 class Columns(NamedTuple):

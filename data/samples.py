@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,8 @@ from diffnet.data.places import places_of, row_numbers, rows_at
 from diffnet.data.stored import vertex_counts_of
 from diffnet.geometry import Mesh, Operators, UnpackAt, collate
 from diffnet.geometry.elements.elements import first_triangles, polygon_shares
-from diffnet.geometry.pytree import FieldwiseCopy
+from diffnet.geometry.mesh.objects import on_host
+from diffnet.geometry.pytree import FieldwiseCopy, check_count, check_integer
 from diffnet.geometry.store.reading import PinnedEntries, operators_of_tensors
 from diffnet.geometry.store.transfer import aligned, pinned
 
@@ -349,18 +349,18 @@ class MeshBatches(Sampler[list[int]]):
             raise ValueError("MeshBatches needs meshes, max_vertices or both")
         for name, value in (("meshes", meshes), ("max_vertices", max_vertices)):
             if value is not None:
-                _integer(name, value, 1)
-        self.lengths = [_integer(f"lengths[{i}]", length, 0) for i, length in enumerate(lengths)]
+                check_count(name, value, 1)
+        self.lengths = [check_count(f"lengths[{i}]", length, 0) for i, length in enumerate(on_host(lengths))]
         self.meshes = meshes
         self.max_vertices = max_vertices
         self.shuffle = shuffle
-        self.seed = _integer("seed", seed)
+        self.seed = check_integer("seed", seed)
         if generator is not None:
             self.seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
         self._place: tuple[int, int] | None = None
         if num_replicas is not None or rank is not None:
-            count = _integer("num_replicas", 1 if num_replicas is None else num_replicas, 1)
-            self._place = count, _integer("rank", 0 if rank is None else rank, 0)
+            count = check_count("num_replicas", 1 if num_replicas is None else num_replicas, 1)
+            self._place = count, check_count("rank", 0 if rank is None else rank, 0)
             if self._place[1] >= count:
                 raise ValueError(f"rank should be below num_replicas, {count}, got {rank}")
         self._check_replicas()
@@ -392,7 +392,7 @@ class MeshBatches(Sampler[list[int]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch, counted from 0, whose order the next iteration has."""
-        self.epoch = self._begun = _integer("epoch", epoch, 0)
+        self.epoch = self._begun = check_count("epoch", epoch, 0)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._begun = self.epoch
@@ -454,15 +454,6 @@ def balanced_shares(lengths: Sequence[int], count: int) -> list[list[int]]:
         shares[share].append(position)
         heapreplace(totals, (vertices + lengths[position], meshes + 1, share))
     return [sorted(share) for share in shares]
-
-
-def _integer(name: str, value: Any, minimum: float = -math.inf) -> int:
-    """Raises TypeError for a value that is no integer, ValueError for one that is too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} should be an integer, got {value!r} of type {type(value).__name__}")
-    if value < minimum:
-        raise ValueError(f"{name} should be at least {minimum}, got {value}")
-    return operator.index(value)
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

@@ -285,14 +285,8 @@ def names_of(items: Sequence[LabeledMesh]) -> list[str]:
 
 def sources_of(items: Sequence[LabeledMesh], numbers: Sequence[int]) -> Sequence[MeshLike]:
     """Some of the meshes for `fill_cache`, which are read when they are needed."""
-
     file: Callable[[int], str | None] = getattr(items, "file", lambda i: None)
-
-    def source(n: int) -> MeshLike:
-        path = file(numbers[n])
-        return items[numbers[n]].mesh if path is None else path
-
-    return OnDemand(len(numbers), source)
+    return OnDemand(len(numbers), lambda n: file(numbers[n]) or items[numbers[n]].mesh)
 
 
 def computed(

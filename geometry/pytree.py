@@ -13,7 +13,10 @@ from torch.utils import _pytree as pytree
 from diffnet.geometry.edges import Edges
 from diffnet.geometry.fields import FIELDS, Fields
 from diffnet.ops import Pattern, SparseMatrix
-from diffnet.ops.common.memo import FieldwiseCopy as FieldwiseCopy, remember  # higher rooms import it from here
+
+# Higher rooms import the first three from here.
+from diffnet.ops.common.checks import check_count as check_count, check_integer as check_integer
+from diffnet.ops.common.memo import FieldwiseCopy as FieldwiseCopy, remember
 
 
 def register_tree(

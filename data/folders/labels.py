@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffnet.data.feature_names import TABLE_PREFIX
-from diffnet.data.folders.files import label_files, natural, pair_labels
+from diffnet.data.folders.files import label_files, listing, natural, pair_labels
 from diffnet.data.folders.index import MeshFacts, ValueFacts, facts_of
 from diffnet.data.folders.sources import MAX_COLORS, TARGETS, FileValues, read_source
 from diffnet.data.labeled import UNLABELED, DataError, LabeledMesh, LabeledMeshes, LabelsAt, TargetsAt, counted
@@ -78,7 +78,7 @@ def number_classes(labels: Mapping[Path, ValueFacts], names_file: Path) -> Class
         raise DataError(f"{names_file.parent}: every label is negative, which means unlabeled")
     if listed is not None and len(listed) != len(distinct):
         if len(listed) < len(distinct) or distinct[-1] >= len(listed):
-            some = ", ".join(map(str, distinct[:8])) + (", …" if len(distinct) > 8 else "")
+            some = listing(map(str, distinct), 8)
             raise DataError(f"{names_file}: {len(listed)} names for {len(distinct)} distinct labels ({some})")
         distinct = list(range(len(listed)))
     places: dict[int | str, int] = {value: UNLABELED for value in values if value < 0}

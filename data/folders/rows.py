@@ -94,14 +94,10 @@ def find_target_rows(
     """
     table = root if root.is_file() else root / TARGET_TABLE
     if not table.is_file():
-        if targets is not None:
-            columns = ",".join(["file", *targets, *conditions])
-            hint = f", or --targets file:{targets[0]} for targets at vertices, faces or edges" if targets else ""
-            raise DataError(f"{root}: no table. Expected {TARGET_TABLE} with the columns {columns}{hint}")
-        raise DataError(
-            f"{root}: no targets. Expected a table {TARGET_TABLE} with a line for each mesh, or --targets file:NAME "
-            "for targets at vertices, faces or edges"
-        )
+        wanted = ["COLUMN"] if targets is None else targets
+        columns = ",".join(["file", *wanted, *conditions])
+        hint = f", or --targets file:{wanted[0]} for targets at vertices, faces or edges" if wanted else ""
+        raise DataError(f"{root}: no table. Expected {TARGET_TABLE} with the columns {columns}{hint}")
     rows, names, others = _numbered_rows(table, rule, targets, conditions)
     return _parts_of_table(table, rows, rule, others), names
 

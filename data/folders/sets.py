@@ -308,9 +308,9 @@ def _dataset(path: _Path, layout: Layout, source: str, conditions: str | None, r
     meshes = parts.every
     kind = "labels" if source == AUTO_LABELS else f"labels {source}"
     facts = files.facts({"mesh": meshes, kind: labels}, layout_files.at == "edges")
-    classes = layout_files.to_classes({path: entry for path, (_, entry) in zip(labels, facts[kind], strict=True)})
-    in_meshes = set(meshes)
-    inside = {entry.kind: 0 for path, (_, entry) in zip(labels, facts[kind], strict=True) if path in in_meshes}
+    values_of = {path: entry for path, (_, entry) in zip(labels, facts[kind], strict=True)}
+    classes = layout_files.to_classes(values_of)
+    inside = dict.fromkeys(values_of[mesh].kind for mesh in meshes if mesh in values_of)
     # Without the training part, its label files may still tell the classes.
     labels, facts[kind] = labels[-len(meshes) :], facts[kind][-len(meshes) :]
     kinds = {"mesh": meshes, kind: labels}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diffnet.data.feature_names import AUTO_LABELS, COLORS, FILE_PREFIX, component_names
 from diffnet.data.labeled import DataError, LabelsAt
-from diffnet.data.numbers import Columns, checked_columns, cortex_values, is_number, read_columns, read_labels, text_of
+from diffnet.data.numbers import as_int64, checked_columns, cortex_values, is_number, read_columns, read_labels, text_of
 from diffnet.geometry import FORMATS, Attributes, load_attributes
 from diffnet.geometry.errors import IN_BRACKETS, raised_as
 from diffnet.geometry.mesh.content import VTK_FORMATS
@@ -73,7 +73,7 @@ def read_source(path: Path, source: str = AUTO_LABELS) -> FileValues:
     suffix = mesh_suffix(path)
     if is_cortical(path):
         values, names, _ = cortex_values(path)
-        whole = _whole_numbers(path, "a label", checked_columns(path, values).values[:, 0])
+        whole = as_int64(path, "labels", checked_columns(path, values).values[:, 0])
         return FileValues(path, "numbers" if names is None else "names", whole, names, "vertices")
     if source.startswith(FILE_PREFIX):
         return _of_name(path, source.removeprefix(FILE_PREFIX))
@@ -182,7 +182,7 @@ def _of_mesh(path: Path) -> FileValues:
         )
     if properties:
         at, name, values = properties[0]
-        values = _whole_numbers(path, f"the property {name!r}", values)
+        values = as_int64(path, f"the property {name!r}", values)
         return FileValues(path, f"the property {name!r} of the {at}", values, at=at)
     if palette is not None:
         return _of_colors(path, palette[1], palette[0])
@@ -218,12 +218,12 @@ def _of_part(path: Path, source: str) -> FileValues:
 
 def _of_name(path: Path, name: str) -> FileValues:
     """The labels `file:NAME` in a file of `find_values`."""
-    columns, at = _named_columns(path, name, "labels")
+    columns = _named_columns(path, name, "labels")
     count = columns.values.shape[1]
     if count != 1:
         raise DataError(f"{path}: {FILE_PREFIX}{name} has {count} columns, and labels are one")
-    kind = "numbers" if at is None else f"the property {name!r} of the {at}"
-    return FileValues(path, kind, _whole_numbers(path, f"{FILE_PREFIX}{name}", columns.values[:, 0]), at=at)
+    kind = "numbers" if columns.at is None else f"the property {name!r} of the {columns.at}"
+    return FileValues(path, kind, as_int64(path, f"{FILE_PREFIX}{name}", columns.values[:, 0]), at=columns.at)
 
 
 def _properties(attributes: Attributes, prefix: str = "") -> list[tuple[LabelsAt, str, NDArray[Any]]]:
@@ -262,14 +262,6 @@ def _check_colors(path: Path, attributes: Attributes) -> None:
             )
 
 
-def _whole_numbers(path: Path, what: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    real = values.astype(np.float64)
-    bad = np.flatnonzero(~((np.abs(real) < 2**53) & (real == np.trunc(real))))
-    if len(bad):
-        raise DataError(f"{path}: {what} should be whole numbers, row {bad[0]} is {values[bad[0]]}")
-    return values.astype(np.int64)
-
-
 def _paint(colors: NDArray[np.float64]) -> tuple[bool, bool]:
     """Whether colors differ, and whether one isn't gray. Some programs write one gray for what has no color."""
     return bool((colors != colors[:1]).any()), bool((colors != colors[:, :1]).any())
@@ -302,13 +294,13 @@ def find_values(mesh: Path, name: str) -> Path:
     return only_file(mesh, array_files(mesh, name, _SUFFIXES), f"file for {FILE_PREFIX}{name}") or mesh
 
 
-def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt | None]:
-    """The columns NAME in a file of `find_values`, and their elements, or None if their number decides.
+def _named_columns(file: Path, name: str, what: str) -> FileValues:
+    """The columns NAME in a file of `find_values`.
 
     what: for the message of DataError, if they are missing or there twice
     """
     if mesh_suffix(file) not in FORMATS:
-        return read_columns(file), None
+        return FileValues(file, TARGETS, *read_columns(file))
     inside = arrays_in_mesh_file(file, name)
     if len(inside) > 1:
         raise DataError(f"{file}: both the vertices and the faces have the property {name!r}. Keep one of them")
@@ -321,7 +313,7 @@ def _named_columns(file: Path, name: str, what: str) -> tuple[Columns, LabelsAt 
             f"the property {name!r} of a PLY or VTK file" + (f"; it has {', '.join(present)}" if present else "")
         )
     array, at = inside[0]
-    return checked_columns(file, array), at
+    return FileValues(file, TARGETS, checked_columns(file, array).values, at=at)
 
 
 def read_targets(file: Path, name: str) -> FileValues:
@@ -330,13 +322,12 @@ def read_targets(file: Path, name: str) -> FileValues:
     Raises DataError if they are missing or there twice, and for a vector that has not three columns.
     """
     prefix, _, name = name.rpartition(":")
-    columns, at = _named_columns(file, name, TARGETS)
+    columns = _named_columns(file, name, TARGETS)
     count = columns.values.shape[1]
     if prefix and count != 3:
         raise DataError(f"{file}: {prefix}:{name} has {count} columns, and a vector has 3")
     header = None if prefix else columns.names
-    names = header or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)])
-    return FileValues(file, TARGETS, columns.values, names, at)
+    return replace(columns, names=header or ([name] if count == 1 else [f"{name}_{i}" for i in range(count)]))
 
 
 class Fields(NamedTuple):

@@ -168,21 +168,29 @@ def _with_correspondences(data: MeshPairs, roots: Sequence[Path], how: dict[str,
     twice = next((name for name, count in Counter(shape.name for shape in shapes).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"{roots[-1]}: {twice!r} occurs twice. Folders of a set should have different names")
-    files = {shape.name: file for shape in shapes if (file := _template_file(shape, ".vts"))}
-    if not files:
-        return replace(data, maps=_read_maps(data, how))
+    files = _template_files(shapes, ".vts")
+    return _with_vertices(data, files, roots, how) if files else replace(data, maps=_read_maps(data, how))
+
+
+def _template_files(shapes: Sequence[PairShape], suffix: str) -> dict[str, Path]:
+    """The files with a vertex of each mesh for each template point, by the names of the meshes. Empty if none has one.
+
+    Raises DataError for a mesh without one, if others have one, and for vertices of an STL file.
+    """
+    files: dict[str, Path] = {}
     for shape in shapes:
-        if shape.name not in files:
-            raise DataError(f"{shape.mesh.name}: there is no {mesh_stem(shape.mesh.name)}.vts; other meshes have one")
-    return _with_vertices(data, files, roots, how)
-
-
-def _template_file(shape: PairShape, suffix: str) -> Path | None:
-    """The file with the vertices of a mesh at the template points."""
-    mesh, root = Path(shape.mesh.name), Path(shape.folder)
-    folders = [mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)]
-    folders += [root.parent.parent / name / root.name for name in PLACES]  # beside `off/CLASS`
-    return next((f for f in (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders) if f.is_file()), None)
+        mesh, root = Path(shape.mesh.name), Path(shape.folder)
+        folders = [mesh.parent, *(place / name for place in (root, mesh.parent) for name in PLACES)]
+        folders += [root.parent.parent / name / root.name for name in PLACES]  # beside `off/CLASS`
+        places = (folder / f"{mesh_stem(mesh)}{suffix}" for folder in folders)
+        if file := next(filter(Path.is_file, places), None):
+            check_vertex_numbers(shape.mesh, file)
+            files[shape.name] = file
+    missing = next((shape.mesh.name for shape in shapes if shape.name not in files), None)
+    if files and missing is not None:
+        others = counted(len(files), "other mesh has", "other meshes have")
+        raise DataError(f"{missing}: there is no {mesh_stem(missing)}{suffix}; {others} one")
+    return files
 
 
 def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path], how: dict[str, Any]) -> MeshPairs:
@@ -190,13 +198,8 @@ def _with_vertices(data: MeshPairs, files: dict[str, Path], roots: Sequence[Path
     shapes = {shape.name: shape for shape in data.train + data.test}
     for root in roots:
         members = [shape for shape in shapes.values() if shape.folder == str(root)]
-        sources = [(shape, "template", files[shape.name]) for shape in members]
-        sources += [(shape, "mirrored", file) for shape in members if (file := _template_file(shape, ".sym.vts"))]
-        if 0 < (count := len(sources) - len(members)) < len(members):
-            names = [shape.name for shape in members if not _template_file(shape, ".sym.vts")]
-            raise DataError(f"{names[0]}: there is no {names[0]}.sym.vts; {count} other meshes have one")
-        for shape, _, file in sources:
-            check_vertex_numbers(shape.mesh, file)
+        fields = {"template": files, "mirrored": _template_files(members, ".sym.vts")}
+        sources = [(s, field, of[s.name]) for field, of in fields.items() for s in members if of]
         indices = [IndexFile(file, len(s.mesh.verts), s.mesh.name) for s, _, file in sources]
         templates = read_indices(indices, **how)
         for (shape, field, file), template in zip(sources, templates, strict=True):

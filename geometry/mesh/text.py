@@ -97,7 +97,7 @@ def table(lines: Iterable[str], columns: int | None = None, dtype: type = np.flo
         return None
 
 
-def whole_table(lines: Sequence[str], columns: int) -> NDArray[np.int64] | None:
+def whole_table(lines: Sequence[str], columns: int | None = None) -> NDArray[np.int64] | None:
     """As `table`, for whole numbers, which may be written as floats."""
     # NumPy reads digits as integers seven times faster than as floats. It accepts other words and numbers beyond 64
     # bits, too, and rounds them, so these are looked for.

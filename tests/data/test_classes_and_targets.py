@@ -212,7 +212,7 @@ def test_bad_files_give_one_line_that_names_the_place(name: str, content: Any, m
 
 def test_missing_targets_and_wrong_names(tmp_path: Path) -> None:
     three(tmp_path)
-    refused(DataError, r"no targets. Expected a table targets.csv .* or --targets file:NAME", load_targets, tmp_path)
+    refused(DataError, r"no table. Expected targets.csv .* file,COLUMN, or --targets file:", load_targets, tmp_path)
     refused(DataError, r"none: no such folder or table", load_targets, tmp_path / "none")
     with pytest.raises(DataError, match=r"m0.ply: a folder or a table is needed for the targets file:t"):
         load_targets(tmp_path / "m0.ply", "file:t")

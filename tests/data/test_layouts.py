@@ -446,11 +446,11 @@ def test_the_limit_of_compressed_labels(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.array([0, 1.5]), r"label 1 is 1\.5"),
-        (np.array([0, 1, np.nan]), r"label 2 is nan"),
-        (np.array([-np.inf], np.float16), r"label 0 is -inf"),
-        (np.array([2.0**63]), r"label 0 is 9\.22"),
-        (np.array([2**63], np.uint64), r"label 0 is 9223372036854775808"),
+        (np.array([0, 1.5]), r"row 1 is 1\.5"),
+        (np.array([0, 1, np.nan]), r"row 2 is nan"),
+        (np.array([-np.inf], np.float16), r"row 0 is -inf"),
+        (np.array([2.0**63]), r"row 0 is 9\.22"),
+        (np.array([2**63], np.uint64), r"row 0 is 9223372036854775808"),
         (np.zeros((3, 2)), r"shape is \(3, 2\)"),
         (np.array(3), r"shape is \(\)"),
         (np.array(["1", "2"]), r"dtype is <U1"),

@@ -96,7 +96,7 @@ def test_a_base_can_be_given(four: Path) -> None:
         ("0\nnan", r"m1\.vts, line 2: 'nan' is not a whole number"),
         ("0\n1", r"m1\.vts: 2 template points, but .*m0\.vts has 42"),
         ("", r"m1\.vts: there are no"),
-        (None, r"m1\.off: there is no m1\.vts; other meshes have one"),
+        (None, r"m1\.off: there is no m1\.vts; 3 other meshes have one"),
     ],
 )
 def test_faults_of_template_vertices(four: Path, content: str | None, words: str) -> None:
@@ -299,7 +299,7 @@ def test_mirror_images_of_each_mesh(four: Path) -> None:
     flipped[order(2)] = order(3)[::-1]
     assert pair_errors(data, [(data.test[0], data.test[1])], [flipped], jobs=1)[0].flipped
     (four / "corres" / "m2.sym.vts").unlink()
-    refused(DataError, r"m2: there is no m2.sym.vts; 3 other meshes have one", load_pairs, four)
+    refused(DataError, r"m2\.off: there is no m2\.sym\.vts; 3 other meshes have one", load_pairs, four)
 
 
 def test_classes_in_folders(tmp_path: Path) -> None:
