@@ -160,7 +160,7 @@ class LabelTask(MeshTask):
         if "matrix" in memo:
             return memo
         each, odds, truths = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
-        for labels, predicted in zip(scored.truths(), scored.predictions, strict=True):
+        for (_, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels).reshape(-1)
             each.append(confusion_matrix(self.classes_of(predicted), truth, classes).numpy())
             if (logits := self.logits_of(predicted)) is not None:
