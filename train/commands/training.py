@@ -171,7 +171,8 @@ def _run(call: Call, ranks: Ranks) -> None:
 
     task, out, arguments = call.task, call.out, call.arguments
     device, resume, start = pick_device(arguments["device"]), arguments["resume"], arguments["start"]
-    ranks.shared(lambda: check_folder(out, resume))
+    if resume:
+        ranks.shared(lambda: check_folder(out, resume))
     before = _run_to_resume(task.name, out) if resume else None
     path = None if resume or start is None else network_path(start)
     network = None if path is None or not ranks.is_first else load_any_network(path)
@@ -185,6 +186,7 @@ def _run(call: Call, ranks: Ranks) -> None:
     check_divided(options, ranks)  # before the data are read, which can take long
     if network is not None:
         start_network(options, network)  # raises
+    ranks.shared(lambda: check_folder(out, resume))
     make_folder(arguments["cache"])
     how = {name: arguments[name] for name in ("jobs", "resume", "capture", "memory", "checkpoint_every")}
     where: dict[str, Any] = {"device": device, "cache_dir": arguments["cache"], "console": console}

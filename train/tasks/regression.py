@@ -58,6 +58,15 @@ _ERRORS: dict[Loss, Callable[..., Tensor]] = {"mse": F.mse_loss, "l1": F.l1_loss
 _OF_MESHES, _OF_FIELDS, _OF_VECTORS = ("", "_predicted"), ("_mae", "_rmse", "_relative_l2"), ("_relative_l2", "_angle")
 
 
+def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
+    """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
+    mask = ~targets.isnan()
+    truth = targets.double().nan_to_num()
+    errors = torch.where(mask, predictions.double() - truth, 0)
+    parts = (mask.double(), truth, truth**2, errors.abs(), errors**2)
+    return torch.stack([part.sum(0) for part in parts], 1)
+
+
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
     return (torch.as_tensor(truth, dtype=torch.float64) for _, truth in scored.cases())
@@ -248,20 +257,15 @@ class Regression(MeshTask):
         return torch.zeros(channels, 5, dtype=torch.float64, device=device)
 
     def tally(self, predictions: Tensor, targets: Tensor, channels: int, options: TrainOptions) -> Tensor:
-        """For each column: the number of targets, their sum, their sum of squares, and sums of the errors."""
-        mask = ~targets.isnan()
-        truth = targets.double().nan_to_num()
-        errors = torch.where(mask, predictions.double() - truth, 0)
-        parts = (mask.double(), truth, truth**2, errors.abs(), errors**2)
-        return torch.stack([part.sum(0) for part in parts], 1)
+        return _tally(predictions, targets)
 
     def results(self, scored: Scored) -> dict[str, Any]:
         columns = len(scored.label_names)
         # Sums of numbers far from 0 lose their differences, so the smallest target of each column is the origin.
         origin = torch.stack([values.nan_to_num(nan=math.inf).amin(0) for values in _truths(scored)]).amin(0)
-        tally = self.new_tally(columns, origin.device, scored.options)
+        tally = torch.zeros(columns, 5, dtype=torch.float64)
         for values, prediction in zip(_truths(scored), scored.predictions, strict=True):
-            tally += self.tally(prediction - origin, values - origin, columns, scored.options)
+            tally += _tally(prediction - origin, values - origin)
         scores = column_scores(tally)
         rows = [
             {"name": name, **{key: number_or_none(value) for key, value in entry.items()}}
