@@ -61,7 +61,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
     _check_history(path, checkpoint, task, options)
     checkpoint["position"] = _checked_position(path, checkpoint)
     checkpoint["options"], checkpoint["format"] = options.as_dict(), FORMAT
-    _check_all_statistics(path, checkpoint, options, task)
+    with raised_as(CheckpointError, path, OptionError):
+        checkpoint |= checked_statistics(checkpoint, options, task, len(checkpoint["label_names"]))
     weights = check_named_tensors(path, checkpoint["model"])
     _check_sizes(path, options, weights)
     with torch.device("meta"):  # a network without memory
@@ -171,14 +172,17 @@ def _checked_position(path: Path, checkpoint: Checkpoint) -> Checkpoint | None:
     return position
 
 
-def _check_all_statistics(path: Path, checkpoint: Checkpoint, options: TrainOptions, task: Task[Any, Any]) -> None:
-    """Check the statistics of own arrays, and of targets. Checkpoints of older versions have neither."""
-    with raised_as(CheckpointError, path, OptionError):
-        checkpoint["statistics"] = check_statistics(options.features, checkpoint.get("statistics", {}))
-        targets, columns = checkpoint.get("target_statistics"), len(checkpoint["label_names"])
-        checkpoint["target_statistics"] = check_target_statistics(targets, columns) if task.standardized else None
-        conditions, columns = checkpoint.get("condition_statistics"), len(options.condition_names)
-        checkpoint["condition_statistics"] = check_target_statistics(conditions, columns) if columns else None
+def checked_statistics(
+    stored: Mapping[str, Any], options: TrainOptions, task: Task[Any, Any], outputs: int
+) -> dict[str, Any]:
+    """The statistics of own arrays, of targets and of conditions in a checkpoint or in metadata. Raises OptionError.
+
+    Checkpoints of older versions have none. Targets and conditions have None if they aren't standardized.
+    """
+    targets, conditions = outputs if task.standardized else 0, len(options.condition_names)
+    counts = {"target_statistics": targets, "condition_statistics": conditions}
+    others = {name: check_target_statistics(stored.get(name), n) if n else None for name, n in counts.items()}
+    return {"statistics": check_statistics(options.features, stored.get("statistics", {})), **others}
 
 
 def _check_sizes(path: Path, options: TrainOptions, weights: Mapping[str, Tensor]) -> None:

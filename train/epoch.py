@@ -184,11 +184,7 @@ def random_state(device: torch.device) -> list[str]:
 
 def set_random_state(states: list[str], device: torch.device) -> None:
     """Go on with random numbers. States of another kind of device count for the CPU only."""
-    first, *others = map(_state_of, states)
+    first, *others = (torch.tensor(list(b64decode(text)), dtype=torch.uint8) for text in states)
     torch.set_rng_state(first)
     if others and device.type == "cuda":
         torch.cuda.set_rng_state(others[0], device)
-
-
-def _state_of(text: str) -> Tensor:
-    return torch.tensor(list(b64decode(text)), dtype=torch.uint8)

@@ -21,7 +21,6 @@ DISTINCT = 1024
 ColorMap: TypeAlias = "str | Callable[[Any], Any]"
 # Those of Matplotlib that the help names: for scalars, for scalars with signs, and for angles.
 COLOR_MAPS = ("viridis", "coolwarm", "twilight")
-_DIVERGING = ("coolwarm",)
 _LEVELS = 256
 
 
@@ -135,7 +134,7 @@ def make_scale(values: Floats, color_map: ColorMap = "viridis", range: Any = Non
     finite = values[np.abs(values) <= np.finfo(np.float32).max]  # differences of larger ones could overflow
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     largest = max(abs(low), abs(high))
-    if color_map in _DIVERGING:
+    if color_map == "coolwarm":
         low, high = -largest, largest
     if high - low <= 1e-5 * largest:  # a constant is in the middle of the scale
         middle, half = (low + high) / 2, 0.5 * largest or 1.0

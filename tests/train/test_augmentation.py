@@ -29,7 +29,8 @@ from diffnet.train.options.sides import found_sides
 from diffnet.train.run import run_training
 from diffnet.train.steps.augmentation import draw_changes, draw_variants
 from diffnet.train.steps.step import TrainingStep
-from diffnet.train.tasks.classes import check_sides, with_class_options
+from diffnet.train.tasks.classes import with_class_options
+from diffnet.train.tasks.segmentation import TASK as SEGMENTATION
 from diffnet.train.tasks.task import task_named
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
@@ -205,7 +206,7 @@ def test_pairs_become_numbers_of_classes(text: str | None, names: list[str], exp
     _, chosen = with_class_options(data, mirroring(text))
     assert chosen.mirror_labels == expected
     assert with_class_options(data, chosen)[1] == chosen  # as when a run is resumed
-    check_sides(data, chosen)
+    SEGMENTATION.check(data, chosen)
 
 
 def test_a_tooth_without_its_partner_is_unlabeled_when_mirrored() -> None:
@@ -234,7 +235,7 @@ def test_a_tooth_without_its_partner_is_unlabeled_when_mirrored() -> None:
 def test_what_is_refused(text: str | None, names: list[str], message: str) -> None:
     data = LabeledMeshes(jaws().train, jaws().test, names, "vertices")
     with pytest.raises(OptionError, match=message):
-        check_sides(*with_class_options(data, mirroring(text)))
+        SEGMENTATION.check(*with_class_options(data, mirroring(text)))
 
 
 def test_pairs_need_mirrored_meshes_and_labels() -> None:

@@ -802,7 +802,7 @@ def test_evaluate_scores_the_test_pairs(room: Path, tmp_path: Path) -> None:
     assert pairs == [("b4", "b6"), ("b6", "b5")]
     DiffusionNet(16, 3, width=8, blocks=1).save(tmp_path / "p.safetensors", features="hks", k=8, normalize=True)
     line = complaint(*evaluate, tmp_path / "c", "--checkpoint", tmp_path / "p.safetensors", "--zoomout")
-    assert "are for correspondence, and the network is one of segmentation" in line
+    assert line == "--zoomout is for correspondence, and the network is one of segmentation"
     line = complaint(*evaluate, tmp_path / "d", "--checkpoint", tmp_path / "p.safetensors", "--data", tmp_path)
     assert line.startswith("segmentation takes one --data, got ")
 

@@ -67,7 +67,7 @@ def write_inputs(
     expected = described_input(checkpoint, network)
     sources = find_meshes(paths, without=npz)
     files = output_files(paths, sources, npz, [".npz"], None, expected.labels_at)
-    meshes = sources if part is None else part_of(sources, part)
+    meshes = part_of(sources, part)
     items = [Item((source,), file) for source, file in zip(sources, files, strict=True) if source in meshes]
     check_outputs(files, [*sources, checkpoint])
     columns = expected.options.condition_names

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from diffnet.data.folders.files import folders_below, labeled_stem, meshes_matching
 from diffnet.data.labeled import TargetsAt
@@ -15,6 +16,9 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.content import VTK_FORMATS
 from diffnet.geometry.mesh.mesh import FORMATS, mesh_stem, mesh_suffix
 from diffnet.train.commands.many_files import REPORT_COLUMNS
+
+if TYPE_CHECKING:
+    from diffnet.train.ranks import Ranks
 
 
 def find_meshes(paths: Sequence[Path], without: Path | None = None, pattern: str | None = None) -> list[Path]:
@@ -61,15 +65,23 @@ def part_numbers(part: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def part_of(files: Sequence[Path], part: str) -> list[Path]:
+def files_of_first(ranks: Ranks, find: Callable[[], Sequence[Path]]) -> list[Path]:
+    """The files that rank 0 finds. A network file system may not list the same files on all machines yet."""
+    return [Path(name) for name in ranks.shared(lambda: list(map(str, find())))]
+
+
+def part_of(files: list[Path], part: str | None) -> list[Path]:
     """The files of part I of N, for `part` "I/N", in their order. The parts have about the same number of bytes.
 
-    They follow from names and sizes, so they are the same on all machines. A file that is missing counts as empty.
+    They follow from names and sizes, so they are the same on all machines. A file that is missing counts as empty. All
+    files are there without a part.
 
     Raises OptionError, see `part_numbers`.
     """
     from diffnet.data.samples import balanced_shares  # loads PyTorch
 
+    if part is None:
+        return files
     number, count = part_numbers(part)
     named = sorted(files, key=Path.as_posix)
     sizes = [max(file.stat().st_size, 1) if file.exists() else 1 for file in named]

@@ -19,7 +19,7 @@ from diffnet.interrupts import ExitAtCtrlC
 from diffnet.options import option
 from diffnet.train.commands.exporting import write_inputs
 from diffnet.train.commands.many_files import end
-from diffnet.train.commands.mesh_files import find_meshes, part_numbers, part_of
+from diffnet.train.commands.mesh_files import files_of_first, find_meshes, part_numbers, part_of
 from diffnet.train.commands.options import (
     MESH_FILES,
     PATTERN,
@@ -127,15 +127,9 @@ def precompute(
         return
     if task or of_set or features:
         raise OptionError("--task, --targets, --labels, --group-by and --features are for --write-shards")
-
-    def names() -> list[str]:
-        files = find_meshes(paths, pattern=options["files"])
-        return [str(file) for file in (files if part is None else part_of(files, part))]
-
     try:
         with connected() as ranks:
-            # A network file system may not list the same files on all machines yet.
-            files = [Path(name) for name in ranks.shared(names)]
+            files = files_of_first(ranks, lambda: part_of(find_meshes(paths, pattern=options["files"]), part))
             make_folder(cache)
             failed = fill_cache_with_bar(files, preprocessing, cache, jobs, console, pick_device(device), ranks=ranks)
             if ranks.is_first:

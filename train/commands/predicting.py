@@ -18,7 +18,7 @@ from diffnet.geometry.mesh.vtk import read_ahead
 from diffnet.interrupts import ExitAtCtrlC
 from diffnet.options import option
 from diffnet.train.commands.many_files import GrowingTable, Item, end, read_rows, settings_of, work_through
-from diffnet.train.commands.mesh_files import find_meshes, is_batch, output_files, report_file
+from diffnet.train.commands.mesh_files import files_of_first, find_meshes, is_batch, output_files, report_file
 from diffnet.train.commands.options import (
     MESH_FILES,
     PATTERN,
@@ -133,11 +133,7 @@ def predict(
         network = load_network(checkpoint, class_names and [name.strip() for name in class_names.split(",")], labels_at)
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task).on_meshes()
-        # A network file system may not list the same files on all machines yet.
-        sources = [
-            Path(name)
-            for name in ranks.shared(lambda: [str(path) for path in find_meshes(meshes, out, options["files"])])
-        ]
+        sources = files_of_first(ranks, lambda: find_meshes(meshes, out, options["files"]))
         files = output_files(meshes, sources, out, task.formats(expected.labels_at), form, expected.labels_at)
         conditions = conditions_of(sources, condition or [], expected.options.condition_names)
         report = report_file(out) if is_batch(meshes) else None
@@ -403,17 +399,10 @@ def evaluate(
             network = DiffusionNet.load(checkpoint)  # a file of the original itself, without classes, is refused
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
-        own_names = TASK_OPTIONS[task.name].own_names
-        of_pairs = options["pairs"] is not None or options["base"] != "auto" or save_maps is not None
-        if (of_pairs or zoomout or options["registered"]) and "zoomout" not in own_names:
-            raise OptionError(
-                "--pairs, --base, --registered, --zoomout and --save-maps are for correspondence, and the network is "
-                f"one of {task.name}"
-            )
-        for name in ("targets", "labels"):
-            if options[name] is not None and name not in own_names:
-                tasks = " and ".join(tasks_with(name))
-                raise OptionError(f"--{name} is for {tasks}, and the network is one of {task.name}")
+        requests = {name: options[name] for name in ("targets", "labels", "pairs", "registered", "zoomout")}
+        for name in (*(name for name, value in requests.items() if value), *["base"] * (options["base"] != "auto")):
+            if task.name not in (tasks := tasks_with(name)):
+                raise OptionError(f"--{name} is for {' and '.join(tasks)}, and the network is one of {task.name}")
         make_folder(cache)
         places = find_sets(data, task.name)
         seed = network.metadata.get("seed")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import typer
 
@@ -18,7 +17,7 @@ from diffnet.data.options import Preprocessing
 from diffnet.geometry.errors import DiffnetError, OptionError
 from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.interrupts import INTERRUPTED, TERMINATED, ExitAtCtrlC, Terminated, is_command
-from diffnet.options import Architecture, declared
+from diffnet.options import Architecture, declared, option
 from diffnet.pretrained import network_path
 from diffnet.train.commands.options import RunOptions, described_input, parameters, with_parameters
 from diffnet.train.console import console
@@ -67,26 +66,22 @@ def train_command(task: TaskName) -> Callable[..., None]:
     defaults = {**TrainOptions(task=task, **options_of_recipe("default", task)).as_dict(), "laplacian": None}
     names = [field.name for field in fields(task_options.own) if field.name not in task_options.unavailable]
     entries = [
-        _parameter("data", Annotated[list[str], typer.Option(help=task_options.data)]),
-        _parameter("out", Annotated[Path, typer.Option(help="Folder for checkpoints, metrics and the report.")]),
         *parameters(SetOptions, task_options.sets),
         *parameters(task_options.own, names, defaults, task_options.changes),
-        _parameter("recipe", Annotated[RecipeName, typer.Option(help=_RECIPE)], "default"),
         *parameters(RunOptions),
     ]
 
-    def command(**arguments: Any) -> None:
-        data, out = arguments.pop("data"), arguments.pop("out")
-        run_command(task, data, out, arguments)
+    @with_parameters(*sorted(entries, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))
+    def command(
+        data: list[str] = option(..., task_options.data),
+        out: Path = option(..., "Folder for checkpoints, metrics and the report."),
+        recipe: RecipeName = option("default", _RECIPE),
+        **arguments: Any,
+    ) -> None:
+        run_command(task, data, out, {"recipe": recipe, **arguments})
 
     command.__doc__ = task_options.help
-    return with_parameters(*sorted(entries, key=lambda p: PANELS.index(get_args(p.annotation)[1].rich_help_panel)))(
-        command
-    )
-
-
-def _parameter(name: str, kind: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+    return command
 
 
 def find_data(path: str, task: TaskName) -> str:
@@ -143,7 +138,7 @@ def run_command(name: TaskName, data: list[str], out: Path, arguments: dict[str,
             _run(call, ranks)
             return
         find_sets(data, name)  # raises, also if all folds are complete
-        of_run = {option: value for option, value in call.choices.items() if option not in declared(RunOptions)}
+        of_run = {name: value for name, value in call.choices.items() if name not in declared(RunOptions)}
         count, options = ranks.shared(lambda: list(begin_folds(out, name, folds, of_run, resume)))
         for fold in range(count):
             folder = fold_folder(out, fold)

@@ -9,12 +9,12 @@ from typing import Any, get_type_hints
 
 from diffnet import DiffusionNet
 from diffnet.checkpoints.files import CheckpointError, shown
-from diffnet.data import TargetsAt, check_statistics, check_target_statistics, feature_channels
+from diffnet.data import TargetsAt, feature_channels
 from diffnet.data.labeled import PlaceAt
 from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.geometry.files import as_text
 from diffnet.geometry.mesh.normalize import scale_rule
-from diffnet.train.checkpoint import fits
+from diffnet.train.checkpoint import checked_statistics, fits
 from diffnet.train.fine_tuning import load_any_network
 from diffnet.train.options import TASK_OPTIONS, TrainOptions
 from diffnet.train.orientation import check_not_aligned
@@ -85,21 +85,15 @@ def network_input(network: DiffusionNet) -> NetworkInput:
         if fault is not None:
             raise OptionError(fault)
         check_not_aligned(metadata.get("align"), trained.features)
-        statistics = check_statistics(trained.features, metadata.get("statistics", {}))
-        task, targets = task_named(trained.task), None
-        if task.standardized:
-            count = network.out_channels
-            plain = {"mean": [0.0] * count, "std": [1.0] * count}
-            targets = check_target_statistics(metadata.get("target_statistics", plain), count)
-        conditions, count = None, len(trained.condition_names)
-        if count:
-            conditions = check_target_statistics(metadata.get("condition_statistics"), count)
+        task, count = task_named(trained.task), network.out_channels
+        plain = {"target_statistics": {"mean": [0.0] * count, "std": [1.0] * count}}
+        statistics = checked_statistics({**plain, **metadata}, trained, task, count)
     except (OptionError, TypeError) as e:
         reason = e if fault is None or isinstance(e, OptionError) else fault
         raise MetadataError(f"the metadata of the network can't be used: {reason}") from e
     if not task.allows(labels_at):
         raise MetadataError(f"the metadata name the task {trained.task}, but the network has outputs at {labels_at}")
-    channels = feature_channels(trained.features, statistics)
+    channels = feature_channels(trained.features, statistics["statistics"])
     if network.in_channels != channels:
         raise MetadataError(
             f"the features {trained.features} have {channels} channels, and the network takes {network.in_channels}; "
@@ -111,17 +105,17 @@ def network_input(network: DiffusionNet) -> NetworkInput:
     if hashes is not None and not (isinstance(hashes, list) and all(isinstance(each, str) for each in hashes)):
         raise MetadataError(f"train_meshes in the metadata should be a list of hashes, got {hashes!r:.200}")
     meshes = None if hashes is None else frozenset(hashes)
-    if network.condition_channels != count:
+    conditions = len(trained.condition_names)
+    if network.condition_channels != conditions:
         raise MetadataError(
-            f"the metadata name {count} conditions, and the network takes {network.condition_channels}; call a network "
-            "with conditions of its own in Python"
+            f"the metadata name {conditions} conditions, and the network takes {network.condition_channels}; call a "
+            "network with conditions of its own in Python"
         )
     colors = metadata.get("label_colors", {})
     if not (isinstance(colors, dict) and all(map(_is_color, colors.values()))):
         raise MetadataError(f"label_colors in the metadata should be [red, green, blue] by name, got {shown(colors)}")
-    return NetworkInput(
-        trained, rule is not None, label_names, labels_at, statistics, targets, meshes, numbers, conditions, colors
-    )
+    more: dict[str, Any] = {"train_meshes": meshes, "label_numbers": numbers, "label_colors": colors}
+    return NetworkInput(trained, rule is not None, label_names, labels_at, **statistics, **more)
 
 
 def _is_color(color: Any) -> bool:

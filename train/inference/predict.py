@@ -70,7 +70,9 @@ def predict_labels(
     needed, and for one of a regression or of a correspondence.
     """
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: _where_finite(x.argmax(-1), x), conditions)
+    predicted = _predictions(sources, network, device, cache_dir, conditions)
+    classes = [x.values.argmax(-1) if x.values.is_floating_point() else x.values for x in predicted]
+    return [(each.mesh, labels.numpy()) for each, labels in zip(predicted, classes, strict=True)]
 
 
 def predict_probabilities(
@@ -82,7 +84,8 @@ def predict_probabilities(
 ) -> list[tuple[Mesh, NDArray[np.float32]]]:
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     _check_classes(network)
-    return _predictions(sources, network, device, cache_dir, lambda x: x.float().softmax(-1), conditions)
+    predicted = _predictions(sources, network, device, cache_dir, conditions, probabilities=True)
+    return [(each.mesh, each.probabilities.numpy()) for each in predicted if each.probabilities is not None]
 
 
 def predict_values(
@@ -99,19 +102,11 @@ def predict_values(
     those of the network.
     """
     expected = network_input(network)
-    task = task_named(expected.options.task)
     if expected.target_statistics is None:
-        raise MetadataError(f"the network is one of {task.name}; call predict_labels or predict_probabilities")
-    predicted = _predictions(sources, network, device, cache_dir, task.predict, conditions)
-    return [(mesh, _in_units(torch.from_numpy(values), mesh, expected).numpy()) for mesh, values in predicted]
-
-
-def _in_units(values: Tensor, mesh: Mesh, expected: NetworkInput) -> Tensor:
-    """Predictions (N, C) in the units of the targets, for a network whose targets have statistics."""
-    assert expected.target_statistics is not None
-    lengths, scale = expected.options.lengths, expected.options.scale
-    factors = length_factors(mesh, lengths, scale, values.shape[1])
-    return original_targets(values, expected.target_statistics, factors)
+        task = expected.options.task
+        raise MetadataError(f"the network is one of {task}; call predict_labels or predict_probabilities")
+    predicted = _predictions(sources, network, device, cache_dir, conditions)
+    return [(each.mesh, each.values.numpy()) for each in predicted]
 
 
 def _check_classes(network: DiffusionNet) -> None:
@@ -126,18 +121,17 @@ def _predictions(
     network: DiffusionNet,
     device: torch.device | str,
     cache_dir: str | os.PathLike[str] | None,
-    prediction: Callable[[Tensor], Tensor],
-    conditions: Sequence[Mapping[str, float]] | None = None,
-) -> list[tuple[Mesh, NDArray[Any]]]:
-    """The meshes, and a function of the outputs (N, C) for each. Warns of meshes in another orientation."""
+    conditions: Sequence[Mapping[str, float]] | None,
+    probabilities: bool = False,
+) -> list[Predicted]:
+    """The predictions for meshes, see `predictor`. Warns of meshes in another orientation."""
     check_several(sources)
     conditions = [NO_CONDITIONS] * len(sources) if conditions is None else conditions
     if len(conditions) != len(sources):
         raise OptionError(f"there should be conditions for each of {len(sources)} meshes, got {len(conditions)}")
-    outputs = map(_outputs(network, device, cache_dir), sources, conditions)
-    predictions = [(mesh, prediction(each).cpu().numpy()) for mesh, each in outputs]
+    predictions = list(map(predictor(network, device, cache_dir, probabilities), sources, conditions))
     upright = network_input(network).options.upright
-    warn_of_tilted([mesh.name for mesh, _ in predictions if is_tilted(mesh, upright)])
+    warn_of_tilted([each.mesh.name for each in predictions if is_tilted(each.mesh, upright)])
     return predictions
 
 
@@ -176,7 +170,9 @@ def predictor(
         else:
             values = _where_finite(task.predict(outputs), outputs).cpu()
         if expected.target_statistics is not None:
-            values = _in_units(values, mesh, expected)
+            options = expected.options
+            factors = length_factors(mesh, options.lengths, options.scale, values.shape[1])
+            values = original_targets(values, expected.target_statistics, factors)
         instances = None
         if least_area is not None and at != "meshes" and isinstance(at, str):
             instances, labels = label_instances(

@@ -24,7 +24,7 @@ from diffnet.geometry.files import make_folder, write_atomically
 from diffnet.train.checkpoint import Checkpoint, load_checkpoint, restore_model
 from diffnet.train.inference.mesh_changes import CHANGES, LOST
 from diffnet.train.inference.predict import predict_labels
-from diffnet.train.metrics import percent
+from diffnet.train.metrics import mean_score, number_or_none, percent
 from diffnet.train.run import surroundings
 from diffnet.train.run_checks import DIGITS, contents_of
 
@@ -140,5 +140,4 @@ def _accuracy(labels: Labels, truth: Labels) -> float:
 
 def _mean(shares: Sequence[float]) -> float | None:
     """The mean over the meshes. A mesh without labeled vertices has an accuracy of NaN, which does not count."""
-    numbers = [share for share in shares if not np.isnan(share)]
-    return round(float(np.mean(numbers)), 6) if numbers else None
+    return number_or_none(round(mean_score(np.array(shares)), 6))

@@ -115,17 +115,15 @@ def run_evaluation(
         scored = replace(scored, teeth=teeth) if teeth else scored
         if writer is not None:
             writer(scored)
-        train_hashes = expected.train_meshes
-        overlap = None
-        if train_hashes is not None:
-            overlap = sum(content[:DIGITS] in train_hashes for content, *_ in contents_of(items, jobs))
-        facts = _about(test_data) | {"scored_training_meshes": overlap}
-        facts |= {"labels_at": at} if task.meshes_of_sample == 1 else {}
-        if overlap is None:
+        overlap, in_training = None, "not known"
+        if (hashes := expected.train_meshes) is None:
             console.print("the file of the network doesn't say which meshes it was trained on", soft_wrap=True)
         else:
+            overlap = sum(content[:DIGITS] in hashes for content, *_ in contents_of(items, jobs))
+            in_training = str(overlap)
             console.print(f"scored meshes in the training part: {overlap} of {len(items)}")
-        in_training = "not known" if overlap is None else str(overlap)
+        facts = _about(test_data) | {"scored_training_meshes": overlap}
+        facts |= {"labels_at": at} if task.meshes_of_sample == 1 else {}
         summary = {"Meshes": str(len(items)), "In the training part": in_training}
         return write_scores(task, scored, out, facts, summary, device)
 

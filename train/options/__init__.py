@@ -25,7 +25,7 @@ TASK_OPTIONS: dict[TaskName, TaskOptions] = {
 
 def tasks_with(option: str) -> list[TaskName]:
     """The tasks that an option is for, or none if all tasks share it."""
-    return [task for task, options in TASK_OPTIONS.items() if option in options.own_names]
+    return [task for task, options in TASK_OPTIONS.items() if option in (*options.own_names, *options.sets)]
 
 
 RATE_FROM_NETWORK = 5e-4  # a higher one forgets what the network has learned

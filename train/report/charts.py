@@ -52,7 +52,7 @@ def confusion_png(matrix: Any, label_names: Sequence[str]) -> bytes:
     axes.spines[:].set_visible(False)
     size = 9.0 if n <= 16 else 7.5 if n <= 30 else 5.0 if n <= _MAX_CLASSES_WITH_NAMES else 8.0
     ticks = np.arange(0, n, 1 if n <= _MAX_CLASSES_WITH_NAMES else -(-n // 8))
-    _name_ticks(axes, ticks, short_names([label_names[c] for c in occur[ticks]], fits_chart), size)
+    _name_ticks(axes, ticks, chart_names([label_names[c] for c in occur[ticks]]), size)
     if len(ticks) < n:
         axes.set_title(f"{n} classes, some of them named", fontsize=9, color="0.4")
     axes.tick_params(length=0)
@@ -162,9 +162,9 @@ def _name_ticks(axes: Axes, positions: NDArray[np.int64], names: list[str], size
         text.set(fontsize=size, parse_math=False)
 
 
-def fits_chart(name: str) -> bool:
-    """Whether there is room for a name in a chart."""
-    return len(name) <= 22
+def chart_names(names: Sequence[str]) -> list[str]:
+    """Names for which there is room in a chart."""
+    return short_names(names, lambda name: len(name) <= 22)
 
 
 def _write_percentages(axes: Axes, shares: NDArray[np.float64], size: float) -> None:

@@ -15,11 +15,10 @@ from diffnet.data.labeled import TargetsAt
 from diffnet.data.places import columns_at
 from diffnet.train.metrics import number, score_columns
 from diffnet.train.report import report
-from diffnet.train.report.charts import fits_chart, png_of
+from diffnet.train.report.charts import chart_names, png_of
 from diffnet.train.report.report import Prediction
 from diffnet.viz.fields import PLAIN_COLOR
 from diffnet.viz.palette import label_colors, make_scale
-from diffnet.viz.pictures import short_names
 from diffnet.viz.render import Drawing, draw, paint_scalars, png_bytes
 from diffnet.viz.surface import surface_of
 
@@ -103,7 +102,7 @@ def scatter_png(predictions: NDArray[np.float64], truth: NDArray[np.float64], na
     side = 4.0 if count == 1 else 2.6  # inches; a page shows all panels in the same width
     figure = Figure(figsize=(1.05 * side * across, side * down), layout="constrained")
     color = label_colors(1)[0] / 255.0
-    titles = short_names(names[:count], fits_chart)
+    titles = chart_names(names[:count])
     for i in range(count):
         axes = figure.add_subplot(down, across, i + 1)
         rows = np.flatnonzero(~np.isnan(truth[:, i]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import BALANCED, BY_FREQUENCY
 from diffnet.train.options.shared import weight_entries
-from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, found_sides, side_pairs, tooth_on_other_side
+from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, side_pairs, tooth_on_other_side
 
 MAX_RATIO = 20.0  # of weights by frequency, without a warning
 
@@ -43,20 +42,6 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
     text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
     mirrored = _mirrored(options.mirror_labels, data)
     return data, replace(options, ignore=ignored, class_weights=text, mirror_labels=mirrored)
-
-
-def check_sides(data: LabeledMeshes, options: TrainOptions) -> None:
-    """Raises OptionError if meshes are mirrored, classes have sides, and `mirror_labels` is not given."""
-    if not options.mirror or options.mirror_labels is not None or not (pairs := found_sides(data.label_names)):
-        return
-    teeth = all(tooth_on_other_side(name) == other for name, other in pairs)
-    exchanged = FDI if teeth else shlex.quote(",".join(f"{name}={other}" for name, other in pairs))
-    (name, other), *_ = pairs
-    raise OptionError(
-        f"mirror leaves labels as they are, but there are the classes {name!r} and {other!r}. To exchange them in "
-        f"mirrored meshes, add --mirror-labels {exchanged}. If labels don't depend on the side, add --mirror-labels "
-        f"{NO_SIDES}"
-    )
 
 
 def _mirrored(text: str | None, data: LabeledMeshes) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -34,8 +35,9 @@ from diffnet.train.metrics import (
 )
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, LabelScore
+from diffnet.train.options.sides import FDI, NO_SIDES, found_sides, tooth_on_other_side
 from diffnet.train.ranking import average_precision, exact_rankings, log_odds, new_ranking, ranking_tally, roc_auc
-from diffnet.train.tasks.classes import check_sides, class_counts, numbers_on, with_class_options
+from diffnet.train.tasks.classes import class_counts, numbers_on, with_class_options
 from diffnet.train.tasks.task import MeshTask, ReportParts, Scored
 
 SHOWN_CLASSES = 12  # in the summary of a set
@@ -78,7 +80,17 @@ class LabelTask(MeshTask):
         return with_class_options(*super().prepared(data, options))
 
     def check(self, data: LabeledMeshes, options: TrainOptions) -> None:
-        check_sides(data, options)
+        """Raises OptionError if meshes are mirrored, classes have sides, and `mirror_labels` is not given."""
+        if not options.mirror or options.mirror_labels is not None or not (pairs := found_sides(data.label_names)):
+            return
+        teeth = all(tooth_on_other_side(name) == other for name, other in pairs)
+        exchanged = FDI if teeth else shlex.quote(",".join(f"{name}={other}" for name, other in pairs))
+        (name, other), *_ = pairs
+        raise OptionError(
+            f"mirror leaves labels as they are, but there are the classes {name!r} and {other!r}. To exchange them in "
+            f"mirrored meshes, add --mirror-labels {exchanged}. If labels don't depend on the side, add "
+            f"--mirror-labels {NO_SIDES}"
+        )
 
     def described(self, data: LabeledMeshes, jobs: int | None) -> list[tuple[str, str]]:
         unlabeled, *counts = class_counts(data, jobs)
@@ -160,7 +172,7 @@ class LabelTask(MeshTask):
         if "matrix" in memo:
             return memo
         each, odds, truths = list[NDArray[np.int64]](), list[NDArray[np.float32]](), list[NDArray[np.int64]]()
-        for labels, predicted in zip(scored.truths(), scored.predictions, strict=True):
+        for (_, labels), predicted in zip(scored.cases(), scored.predictions, strict=True):
             truth = torch.as_tensor(labels).reshape(-1)
             each.append(confusion_matrix(self.classes_of(predicted), truth, classes).numpy())
             if (logits := self.logits_of(predicted)) is not None:

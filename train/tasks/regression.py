@@ -69,7 +69,7 @@ def _tally(predictions: Tensor, targets: Tensor) -> Tensor:
 
 def _truths(scored: Scored) -> Iterator[Tensor]:
     """The targets (N, C) float64 of each mesh, which are read one after another."""
-    return (torch.as_tensor(truth, dtype=torch.float64) for truth in scored.truths())
+    return (torch.as_tensor(truth, dtype=torch.float64) for _, truth in scored.cases())
 
 
 def _errors(scored: Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -119,8 +119,8 @@ def _soft_results(scored: Scored) -> dict[str, float]:
             return {}
         areas = np.where(item.labels >= 0, element_areas(item.mesh, cast(LabelsAt, scored.labels_at)), 0)
         shares.append(soft_accuracy(TASK.classes_of(predicted), item.accepted, areas))
-    numbers = [share for share in shares if not np.isnan(share)]
-    return {"soft_accuracy": float(np.mean(numbers))} if numbers else {}
+    mean = mean_score(np.array(shares))
+    return {} if math.isnan(mean) else {"soft_accuracy": mean}
 
 
 def _teeth(scored: Scored) -> list[Sequence[float]]:

@@ -123,12 +123,8 @@ class Scored:
     teeth: tuple[int, ...] = ()
     memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # in a pass over all meshes
 
-    def truths(self) -> Iterator[NDArray[Any]]:
-        """The labels or targets of each mesh at the rows of its predictions. Meshes are read one after another."""
-        return (truth for _, truth in self.cases())
-
     def cases(self) -> Iterator[tuple[LabeledMesh, NDArray[Any]]]:
-        """Each mesh with its labels or targets, see `truths`."""
+        """Each mesh with its labels or targets at the rows of its predictions. Meshes are read one after another."""
         for item in self.meshes:
             yield item, rows_of_file(item.mesh, item.labels, self.labels_at)
 
