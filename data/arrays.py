@@ -28,6 +28,7 @@ from diffnet.data.stored import remembered
 from diffnet.geometry import Mesh
 from diffnet.geometry.errors import raised_as
 from diffnet.geometry.mesh.cortex import is_cortical, read_mask
+from diffnet.geometry.mesh.objects import on_host
 from diffnet.geometry.options import Scale, counts_all
 
 WHOLLY = 0.999  # from this value on, a vertex is in a mask. Variants interpolate masks.
@@ -226,7 +227,7 @@ def _find(mesh: Mesh, part: FeaturePart, arrays: Mapping[str, Any], channels: in
 
 def _checked(mesh: Mesh, part: str, content: Any, source: str, inside: NDArray[np.bool_]) -> NDArray[np.float64]:
     """An own array (V, C), which is 0 outside of a mask, or a mask (V, 1) from 0 to 1. inside: (V,)"""
-    array, count = np.asarray(content), len(mesh.verts)
+    array, count = np.asarray(on_host(content)), len(mesh.verts)
     if array.dtype.kind not in "biuf":
         raise DataError(f"{mesh.name}: {part} should hold numbers, {source} has dtype {array.dtype}")
     if array.ndim not in (1, 2) or len(array) != count or 0 in array.shape:

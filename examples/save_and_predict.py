@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 import trimesh
 
-from diffnet import DiffusionNet, hks, precompute
-from diffnet.train import predict_labels, write_predictions
+from diffnet import DiffusionNet, hks, precompute, viz
+from diffnet.train import predict_labels
 
 
 def main(folder: str | None = None, steps: int = 40, k: int = 32) -> None:
@@ -25,9 +25,9 @@ def main(folder: str | None = None, steps: int = 40, k: int = 32) -> None:
     names, source = ["middle", "tip"], {"data": "one ellipsoid", "data_license": "CC0-1.0"}
     model.save_pretrained(out, features="hks", k=k, normalize=True, label_names=names, **source)
     loaded = DiffusionNet.from_pretrained(out, device=device)
-    predictions = predict_labels([out / "mesh.ply"], loaded, device)
-    write_predictions(predictions, loaded.metadata["label_names"], "vertices", plys=[out / "labels.ply"])
-    print(f"accuracy {(labels.cpu().numpy() == predictions[0][1]).mean():.3f}, see {out / 'labels.ply'}")
+    ((shape, predicted),) = predict_labels([out / "mesh.ply"], loaded, device)
+    viz.write_ply(out / "labels.ply", shape, labels=predicted, label_names=loaded.metadata["label_names"])
+    print(f"accuracy {(labels.cpu().numpy() == predicted).mean():.3f}, see {out / 'labels.ply'}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def diagnose(mesh: Mesh) -> Diagnosis:
     rounded = round_positions(mesh)
     place = first_at_position(rounded.verts)
     numbers = np.arange(len(place))
-    longest = np.ptp(mesh.verts, axis=0).max()
+    longest = np.ptp(mesh.verts[used] if len(used) else mesh.verts, axis=0).max()
     return Diagnosis(
         vertices=len(mesh.verts),
         faces=len(mesh.faces),

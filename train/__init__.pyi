@@ -13,6 +13,5 @@ from .inference.predict import (
 from .inference.scoring import run_evaluation as run_evaluation
 from .options import TrainOptions as TrainOptions
 from .run import run_training as run_training
-from .tasks.segmentation import write_predictions as write_predictions
 from .tasks.task import MetadataError as MetadataError, NetworkInput as NetworkInput
 from .tasks.teeth import teeth_scores as teeth_scores

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffnet.geometry.elements.elements import file_edges, on_triangles
+from diffnet.geometry.elements.elements import check_elements, file_edges, on_triangles
 from diffnet.geometry.mesh.mesh import mesh_edges
 from diffnet.geometry.mesh.objects import on_host
 from diffnet.viz.palette import UNLABELED_COLOR
@@ -52,16 +52,23 @@ def make_field(kind: Kind, name: str, values: Any, surface: Surface, at: ValuesA
         expected = "(N, 3)" if kind == "colors" else "(N,)"
         raise ValueError(f"{name}: {kind} should have shape {expected}, shape is {array.shape}")
     at = elements_of(name, len(array), surface, at)
-    if surface.mesh is not None:
-        array = on_triangles(surface.mesh, array, at)
     if kind == "labels":
         if array.dtype.kind not in "biu" and array.size:
             what = f"labels should be integers, dtype is {array.dtype}"
             raise ValueError(f"{name}: {what}. Draw other numbers as scalars")
-        return Field(name, kind, at, array.astype(np.int64))
-    if array.dtype.kind not in "biuf":
+        if array.max(initial=0) > np.iinfo(np.int64).max:
+            raise ValueError(f"{name}: {array.max()} is beyond 2^63")
+        array = array.astype(np.int64)
+    elif array.dtype.kind not in "biuf":
         raise ValueError(f"{name}: {kind} should be real numbers, dtype is {array.dtype}")
-    return Field(name, kind, at, _colors(name, array[:, :3]) if kind == "colors" else array.astype(np.float64))
+    else:
+        array = _of_255(name, array[:, :3]) if kind == "colors" else array.astype(np.float64)
+    if surface.mesh is not None:
+        array = on_triangles(surface.mesh, array, at)  # which fills cuts by the dtype
+    if kind == "colors":
+        missing = np.isnan(array).any(axis=1, keepdims=True)
+        array = np.where(missing, MISSING_COLOR, np.where(missing, 0, array)).astype(np.uint8)
+    return Field(name, kind, at, array)
 
 
 def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = None) -> ValuesAt:
@@ -69,8 +76,8 @@ def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = N
 
     Raises ValueError, which names the values and both numbers, if none fits.
     """
-    if at is not None and at not in get_args(ValuesAt):
-        raise ValueError(f"at should be vertices, faces or edges, got {at!r}")
+    if at is not None:
+        check_elements(at)
     verts, faces = len(surface.verts), len(surface.faces)
     if not faces:
         if at not in (None, "vertices"):
@@ -91,12 +98,11 @@ def elements_of(name: str, count: int, surface: Surface, at: ValuesAt | None = N
     raise ValueError(f"{name}: {count} values do not fit {fitting}")
 
 
-def _colors(name: str, array: NDArray[Any]) -> NDArray[np.uint8]:
+def _of_255(name: str, array: NDArray[Any]) -> NDArray[np.float64]:
+    """Colors (N, 3) as numbers from 0 to 255 or NaN."""
     top = 1 if array.dtype.kind in "bf" else 255
     numbers = array[~np.isnan(array)].astype(np.float64)
     low, high = numbers.min(initial=0), numbers.max(initial=0)
     if low < 0 or high > top:
         raise ValueError(f"{name}: {array.dtype} colors should be from 0 to {top}, but run from {low:g} to {high:g}")
-    scaled = array if top == 255 else (array.astype(np.float64) * 255).round()
-    missing = np.isnan(scaled).any(axis=1, keepdims=True)
-    return np.where(missing, MISSING_COLOR, np.where(missing, 0, scaled)).astype(np.uint8)
+    return array.astype(np.float64) if top == 255 else (array.astype(np.float64) * 255).round()

@@ -84,7 +84,7 @@ def write_ply(
         field = _labels_to_show("instances", instances, surface, at)
         if colors is None:
             columns[field.at] |= _colors(colorize(field.values))
-        columns[field.at]["instance"] = field.values.astype("<i4")
+        columns[field.at]["instance"] = _whole("instances", field.values)
     if colors is not None:
         field = _not_at_edges(make_field("colors", "colors", colors, surface, at))
         columns[field.at] |= _colors(field.values)

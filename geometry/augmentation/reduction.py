@@ -19,6 +19,9 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh, mesh_edges, store_mesh, stored_mesh
 from diffnet.geometry.store.cache import cache_key, entry_path
 
+# The extents of meshes in the library, one after the other. At 100 and 1,000, decimated bodies and RNA surfaces are
+# nearer to the whole ones than in meters, by up to 40 %. At 1, each number of faces is reached.
+SIZES = (100.0, 1.0)
 _LOCK = Lock()  # the library keeps its mesh in global variables
 
 
@@ -50,7 +53,7 @@ def decimate(mesh: Mesh, max_faces: int, cache_dir: str | os.PathLike[str] | Non
     if cache_dir is None:
         return _decimated(mesh, max_faces)
     library = version("fast-simplification")
-    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, max_faces=max_faces, library=library, stored=2)
+    key = cache_key({"verts": mesh.verts, "faces": mesh.faces}, max_faces=max_faces, library=library, stored=3)
     entry = entry_path(cache_dir, key, "decimated")
     small = stored_mesh(entry, mesh.name)
     if small is None:
@@ -62,15 +65,20 @@ def decimate(mesh: Mesh, max_faces: int, cache_dir: str | os.PathLike[str] | Non
 def _decimated(mesh: Mesh, max_faces: int) -> Mesh:
     from fast_simplification import simplify
 
-    faces = joined_vertices(mesh)[mesh.faces]
-    used, numbers = np.unique(faces, return_inverse=True)
-    with _LOCK:
-        verts, faces = simplify(
-            mesh.verts[used], numbers.reshape(-1, 3).astype(np.int64), target_count=min(max_faces, len(faces))
-        )
+    used, numbers = np.unique(joined_vertices(mesh)[mesh.faces], return_inverse=True)
+    verts, faces = mesh.verts[used], numbers.reshape(-1, 3).astype(np.int64)
+    low, extent = verts.min(0), max(float(np.ptp(verts, axis=0).max()), np.finfo(float).tiny)
+    # The library collapses edges whose error is below rising thresholds, which are numbers without a unit. Larger
+    # meshes follow the order of errors more closely, and end above the last threshold.
+    for size in SIZES:
+        with _LOCK:
+            verts, faces = simplify((verts - low) * (size / extent), faces, target_count=min(max_faces, len(faces)))
+        verts, faces = verts * (extent / size) + low, faces.astype(np.int64)
+        if len(faces) <= max_faces:
+            break
     if not len(faces):
         raise MeshError(f"{mesh.name}: decimation to {max_faces} faces leaves none; allow more")
-    return make_mesh(verts, faces.astype(np.int64), name=mesh.name)
+    return make_mesh(verts, faces, name=mesh.name)
 
 
 class MeshPart(NamedTuple):
@@ -188,6 +196,8 @@ def _lowest(height: NDArray[np.float64], size: NDArray[np.float64], share: float
     """
     if not 0 <= share < 1:
         raise ValueError(f"share should be at least 0 and below 1, got {share}")
+    if share == 0:
+        return np.arange(len(height))
     order = np.argsort(height, kind="stable")
     below = np.cumsum(size[order]) - size[order]  # the total size of all lower items
     count = np.count_nonzero(below < (1 - share) * size.sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 ElementsAt: TypeAlias = Literal["vertices", "faces", "edges"]
 
 
+def check_elements(at: str) -> None:
+    """Raises ValueError for another word than those of `ElementsAt`."""
+    if at not in get_args(ElementsAt):
+        raise ValueError(f"at should be vertices, faces or edges, got {at!r}")
+
+
 def element_points(mesh: Mesh, at: ElementsAt) -> NDArray[np.float64]:
     """The vertices (V, 3), the midpoints of the edges (E, 3) or the centers of the faces (F, 3)."""
+    check_elements(at)
     if at == "vertices":
         return mesh.verts
     return mesh.verts[mesh_edges(mesh.faces) if at == "edges" else mesh.faces].mean(axis=1)
@@ -38,6 +45,7 @@ def element_areas(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> NDAr
     >>> element_areas(make_mesh([[0, 0, 0], [3, 0, 0], [0, 2, 0]], [[0, 1, 2]]), "edges").tolist()
     [1.0, 1.0, 1.0]
     """
+    check_elements(at)
     areas = face_areas(mesh)
     if at == "faces":
         return np.bincount(mesh.polygons, areas, mesh.polygon_count).astype(np.float64) if per_polygon else areas
@@ -104,7 +112,7 @@ def element_weights(
     """Three elements (N, 3) of a mesh for each point on its surface, and their weights (N, 3), whose sum is 1.
 
     at: "vertices": the corners of the face, with the barycentric coordinates; "faces": the face alone; "edges": the
-        nearest side of the face alone. Elements that have weight 0 repeat the first one.
+        nearest side of the face alone. Elements that have weight 0 repeat the one with the largest weight.
 
     Raises ValueError for unknown points.
     """
@@ -112,7 +120,9 @@ def element_weights(
     if (faces < 0).any():
         raise ValueError(f"{mesh.name}: {int((faces < 0).sum())} of the {len(faces)} points are unknown (face -1)")
     if at == "vertices":
-        return mesh.faces[faces], weights
+        corners = mesh.faces[faces]
+        heaviest = np.take_along_axis(corners, weights.argmax(axis=1)[:, None], axis=1)
+        return np.where(weights == 0, heaviest, corners), weights
     alone = np.broadcast_to([1.0, 0.0, 0.0], weights.shape).copy()
     if at == "faces":
         return np.repeat(faces[:, None], 3, axis=1), alone

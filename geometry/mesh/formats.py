@@ -422,14 +422,16 @@ def _gltf_attributes(data: bytes) -> Attributes:
 
 
 def _colors_in(rows: Iterable[list[str]], what: str = "vertex") -> NDArray[np.float64] | None:
-    """The colors (N, 3) from the words after the other numbers of each row. None if the first row has none."""
-    values = array("d")
+    """The colors (N, 3) from the words after the other numbers of each row. None if no row has one.
+
+    Raises ValueError if only some rows have one.
+    """
+    values, first = array("d"), dict[bool, int]()  # the first row with a color, and the first one without
     for number, words in enumerate(rows):
-        if len(words) < 3:
-            if number == 0:
-                return None
-            raise ValueError(f"{what} 0 has a color, but {what} {number} has none")
-        values.extend([real(word) for word in words])
+        first.setdefault(len(words) >= 3, number)
+        if len(first) == 2:
+            raise ValueError(f"{what} {first[True]} has a color, but {what} {first[False]} has none")
+        values.extend([real(word) for word in words] if True in first else ())
     return _unit_range(np.array(values).reshape(-1, 3), what) if values else None
 
 

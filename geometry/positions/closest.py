@@ -34,8 +34,10 @@ def closest_points(mesh: Mesh, points: ArrayLike) -> SurfacePoints:
     if mesh.is_point_cloud:
         raise MeshError(f"{mesh.name}: a point cloud has no faces, so there are no points in faces")
     positions = real_array("points", points)
-    if positions.ndim != 2 or positions.shape[1] != 3 or not np.isfinite(positions).all():
-        raise ValueError(f"points should be finite, of shape (N, 3), got shape {positions.shape}")
+    if positions.ndim != 2 or positions.shape[1] != 3:
+        raise ValueError(f"points should have shape (N, 3), shape is {positions.shape}")
+    if not (np.abs(positions) <= np.finfo(np.float32).max).all():  # squares of larger ones are infinite
+        raise ValueError(f"points should be finite in single precision, got {np.abs(positions).max()}")
     corners = mesh.verts[mesh.faces]
     tree, centers = _face_tree(corners), cKDTree(corners.mean(axis=1))
     best = _Closest(np.zeros(len(positions), np.int64), np.zeros((len(positions), 3)), np.full(len(positions), np.inf))

@@ -16,9 +16,8 @@ from torch import Tensor
 from diffnet.ops.common.backend import Backend
 from diffnet.ops.common.checks import check_integer
 from diffnet.ops.common.memo import memoized, remember
-from diffnet.ops.sparse.ell import EllPattern
 from diffnet.ops.sparse.op import sddmm, spmm
-from diffnet.ops.sparse.pattern import PIECE, Pattern, at_first_use, check_is_pattern, rows_of
+from diffnet.ops.sparse.pattern import PIECE, Pattern, at_first_use, check_is_pattern
 from diffnet.ops.sparse.softmax import sparse_softmax
 
 # The costs of one more bucket and of one entry of the CSR rest, in places of an ELL bucket.
@@ -81,29 +80,6 @@ class HybridPattern:
     def nnz(self) -> int:
         """The number of entries."""
         return self.pattern.nnz
-
-    @property
-    def buckets(self) -> tuple[tuple[Tensor, EllPattern, Tensor], ...]:
-        """The ELL form of the buckets. Every access makes it; products don't need it.
-
-        For each bucket: its rows (n,), their ELL pattern, and the positions (n, width) of their entries in `pattern`,
-        as from `EllPattern.from_pattern`.
-        """
-        number = self._bucket_numbers()
-        buckets = []
-        for i, width in enumerate(self.widths):
-            rows = torch.nonzero(number == i)[:, 0]
-            part, entries = rows_of(self.pattern, rows)
-            ell, places = EllPattern.from_pattern(part, width)
-            at = torch.where(places >= 0, entries[places.clamp(min=0)], -1) if len(entries) else places
-            buckets.append((rows, ell, at))
-        return tuple(buckets)
-
-    @property
-    def rest(self) -> tuple[Tensor, Pattern, Tensor]:
-        """The rows of the rest (n,), their CSR pattern, and the positions (nnz,) of their entries in `pattern`."""
-        rows = torch.nonzero(self._bucket_numbers() == len(self.widths))[:, 0]
-        return rows, *rows_of(self.pattern, rows)
 
     def _bucket_numbers(self) -> Tensor:
         """Return the bucket of each row, (rows,). The rest has the number of buckets."""

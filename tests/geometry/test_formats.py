@@ -453,6 +453,7 @@ def test_properties_of_ply_files(tmp_path: Path, kind: str, colors: list[str]) -
     ("name", "content", "message"),
     [
         ("a.obj", obj(["1 0 0", "0 1 0", ""]), "vertex 0 has a color, but vertex 2 has none"),
+        ("a.obj", obj(["", "0 1 0", "1 0 0"]), "vertex 1 has a color, but vertex 0 has none"),
         ("a.obj", obj(["1 0 0", "0 300 0", "0 0 1"]), "that of vertex 1 is [0.0, 300.0, 0.0]"),
         ("a.obj", obj(["1 0 0", "0 -1 0", "0 0 1"]), "that of vertex 1 is [0.0, -1.0, 0.0]"),
         ("a.off", off(["1 0 0", "nan 0 0", "0 0 1"]), "that of vertex 1 is [nan, 0.0, 0.0]"),

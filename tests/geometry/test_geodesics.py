@@ -278,7 +278,9 @@ def test_closest_points_of_a_triangle() -> None:
     points = closest_points(triangle, [[0.2, 0.3, 5], [0.5, -2, 0], [1, 1, 1], [-1, -1, 0], [3, 0.5, 0]])
     expected = [[0.2, 0.3, 0], [0.5, 0, 0], [0.5, 0.5, 0], [0, 0, 0], [1, 0, 0]]
     np.testing.assert_allclose(points.interpolate(triangle.faces, triangle.verts), expected, atol=1e-12)
-    refused(ValueError, r"got shape \(3,\)", closest_points, triangle, [0, 0, 0])
+    refused(ValueError, r"shape is \(3,\)", closest_points, triangle, [0, 0, 0])
+    refused(ValueError, "finite in single precision, got 1e[+]200", closest_points, triangle, [[1e200, 0, 0]])
+    refused(ValueError, "finite in single precision, got nan", closest_points, triangle, [[np.nan, 0, 0]])
     refused(MeshError, "no faces", closest_points, make_mesh([[0, 0, 0]], None), [[0, 0, 0]])
 
 

@@ -359,6 +359,11 @@ def test_diagnosis_counts(verts: Any, faces: Any, field: str, count: int) -> Non
         assert any(fault.endswith(f": {count}") for fault in found.faults)
 
 
+def test_a_vertex_that_no_face_uses_makes_no_face_small(sphere: trimesh.Trimesh) -> None:
+    found = diagnose(make_mesh([*sphere.vertices, [1e6, 0, 0]], sphere.faces))
+    assert (found.zero_area_faces, found.unreferenced_vertices) == (0, 1)
+
+
 def test_diagnosis_of_a_triangle_soup(sphere: trimesh.Trimesh) -> None:
     """Each face has its own three vertices. Two spheres are left if they are joined."""
     both = trimesh.util.concatenate([sphere, sphere.copy().apply_translation([5, 0, 0])])

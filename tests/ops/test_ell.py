@@ -25,7 +25,7 @@ from sparse_cases import (
 )
 from torch import Tensor
 
-from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern, sparse_softmax, spmm
+from diffnet.ops import Backend, EllPattern, HybridPattern, Pattern, sparse_softmax
 from diffnet.ops.sparse import hybrid as hybrid_module
 from diffnet.ops.sparse.hybrid import bucket_widths
 
@@ -81,21 +81,19 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @shapes
 def test_hybrid(shape: tuple[int, int], small_buckets: None) -> None:
-    """Buckets and rest together are the pattern."""
+    """Rows are taken bucket by bucket, and then those of the rest."""
     pattern = random_pattern(*shape)
     hybrid = HybridPattern.from_pattern(pattern)
     if shape == (13, 20):
         assert hybrid.widths == (0, 2, 3)
-        assert [bucket.indices.shape[1] for _, bucket, _ in hybrid.buckets] == [0, 2, 3]
-        assert hybrid.rest[1].row_lengths.tolist() == [7, 7, 7, 20]
+        lengths = pattern.row_lengths[hybrid.grouped.rows_by_length.long()].tolist()
+        assert lengths[-4:] == [7, 7, 7, 20]
+        assert [sum(n > width for width in hybrid.widths) for n in lengths] == sorted(
+            sum(n > width for width in hybrid.widths) for n in lengths
+        )
     assert hybrid.shape == pattern.shape
     values, x = random(2, pattern.nnz), random(shape[1], 3, seed=1)
-    out = torch.full((2, shape[0], 3), torch.nan, dtype=torch.float64)
-    for rows, bucket, entries in hybrid.buckets:
-        given = values[:, entries.clamp(min=0)] if pattern.nnz else values.new_zeros(2, *entries.shape)
-        out[:, rows] = bucket.matmul(given, x)
-    rows, rest, entries = hybrid.rest
-    out[:, rows] = spmm(rest, values[:, entries], x)
+    out = hybrid.matmul(values, x)
     torch.testing.assert_close(out, dense_of(pattern, values) @ x)
     turned, order = hybrid.transpose
     assert turned.shape == pattern.shape[::-1]

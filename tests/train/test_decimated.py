@@ -86,6 +86,13 @@ def test_numbers_are_interpolated() -> None:
     assert transferred_labels(numbers[:, 0], MESH, SMALL, "vertices").shape == (len(SMALL.verts),)
 
 
+def test_a_missing_number_counts_where_it_has_a_weight() -> None:
+    """Each vertex is its own closest point, with weight 0 for the other corners of the face."""
+    numbers = np.arange(float(len(MESH.verts)))
+    numbers[::20] = np.nan
+    np.testing.assert_allclose(transferred_labels(numbers, MESH, MESH, "vertices"), numbers, atol=1e-9)
+
+
 def test_targets_at_several_places_go_there_and_back() -> None:
     """Those at each place as if they were alone, also from polygons."""
     polygons = replace(MESH, polygons=np.arange(len(MESH.faces)) // 2, polygon_count=len(MESH.faces) // 2)

@@ -16,9 +16,11 @@ import torch
 import trimesh
 from refusals import refused
 
-from diffnet.geometry import load_mesh, mesh_edges
+from diffnet.geometry import load_mesh, make_mesh, mesh_edges
 from diffnet.viz import Page, page, write_ply
-from diffnet.viz.palette import colorize, label_colors
+from diffnet.viz.fields import make_field
+from diffnet.viz.palette import UNLABELED_COLOR, colorize, label_colors
+from diffnet.viz.surface import surface_of
 
 NASTY = "</script><script>alert('ü \"1\" & <!-- {{data}} \\ \u2028')</script>"
 
@@ -286,6 +288,27 @@ def test_scalars_and_colors_read_back(tmp_path: Path) -> None:
 def test_values_that_do_not_fit_are_named(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     refused(ValueError, message, write_ply, tmp_path / "out.ply", trimesh.creation.icosphere(subdivisions=1), **given)
     assert not list(tmp_path.iterdir())
+
+
+def test_values_at_edges_of_polygons_in_any_dtype(tmp_path: Path) -> None:
+    """Cuts have no label, no value and no color."""
+    verts = [[0, 0, 0], [1, 0, 0], [2, 0, 0], [0, 1, 0], [1, 1, 0], [2, 1, 0]]
+    mesh = make_mesh(verts, [[0, 1, 4, 3], [1, 2, 5, 4]])
+    surface, numbers = surface_of(mesh), np.array([3, 4, 5, 3, 4, 5, 3])
+    for dtype in (np.int64, np.uint8, np.int16):
+        write_ply(tmp_path / "out.ply", mesh, labels=numbers.astype(dtype), at="edges")
+        assert ply_element(tmp_path / "out.ply", "vertex")["label"].tolist() == [3, 4, 4, 3, 3, 3]
+        heights = make_field("scalars", "x", numbers.astype(dtype), surface).values
+        assert np.isnan(heights).sum() == 2
+        colors = make_field("colors", "c", np.full((7, 3), 100, dtype), surface, "edges").values
+        assert sorted(colors[:, 0].tolist()) == [100] * 7 + [UNLABELED_COLOR[0]] * 2
+
+
+def test_instances_beyond_32_bits(tmp_path: Path) -> None:
+    write_ply(tmp_path / "out.ply", (np.eye(3), [[0, 1, 2]]), instances=np.array([2**31 + 5]), at="faces")
+    assert ply_element(tmp_path / "out.ply", "face")["instance"].tolist() == [2**31 + 5]
+    large = np.array([2**63 + 5], np.uint64)
+    refused(ValueError, "labels: 9223372036854775813 is beyond 2.63", page, (np.eye(3), [[0, 1, 2]]), labels=large)
 
 
 def test_only_ply_files_are_written_with_scalars_as_they_are(tmp_path: Path) -> None:

@@ -11,12 +11,11 @@ from typing import TypeAlias
 
 import numpy as np
 import trimesh
-from fast_simplification import simplify
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from diffnet.geometry import Mesh, make_mesh, mesh_edges
+from diffnet.geometry import Mesh, decimate, make_mesh, mesh_edges
 
 Changed: TypeAlias = tuple[Mesh, NDArray[np.int64]]
 
@@ -48,7 +47,8 @@ def subdivided(mesh: Mesh) -> Changed:
 
 def decimated(mesh: Mesh, share: float) -> Changed:
     """Collapse edges by quadric error until this share of the faces is left. Vertices move."""
-    return _nearest(mesh, *simplify(mesh.verts, mesh.faces, target_reduction=1 - share))
+    small = decimate(mesh, max(4, round(share * len(mesh.faces))))
+    return _nearest(mesh, small.verts, small.faces)
 
 
 def sampled(mesh: Mesh, rng: np.random.Generator) -> Changed:

@@ -26,33 +26,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import RANKED, segmentation_rate
 from diffnet.train.options.task_options import SetOptions
 from diffnet.train.tasks.labels import TEETH, LabelTask, score_cells
-from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_views, write_vtp
-
-
-def write_predictions(
-    predictions: Sequence[tuple[Mesh, NDArray[np.int64]]],
-    label_names: Sequence[str],
-    at: LabelsAt,
-    *,
-    plys: Sequence[Path],
-    html: Path | None = None,
-    png: Path | None = None,
-    label_numbers: Sequence[int] | None = None,
-) -> None:
-    """Write each prediction as a colored mesh, and optionally all of them as one interactive page and one picture.
-
-    Meshes keep the properties of their files.
-
-    predictions: as from `predict_labels`
-    label_names, label_numbers: of the classes, see `diffnet.viz.write_ply`
-    """
-    from diffnet.viz import write_ply
-
-    for (mesh, labels), path in zip(predictions, plys, strict=True):
-        names: dict[str, Any] = {"label_names": label_names, "label_numbers": label_numbers}
-        write_ply(path, mesh, labels=labels, **names, at=at, attributes=properties_of(mesh))
-    meshes, fields = [mesh for mesh, _ in predictions], [{"prediction": labels} for _, labels in predictions]
-    write_views(meshes, html, png, Segmentation.heading, fields, kind="labels", at=at, label_names=label_names)
+from diffnet.train.tasks.task import Fields, NetworkInput, Predicted, Scored, write_vtp
 
 
 def _write_mesh(file: Path, predicted: Predicted, network: NetworkInput) -> None:
