@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-import torch
-
 from diffnet import DiffusionNet
 from diffnet.data import LabeledMesh, LabeledMeshes, vector_channels
-from diffnet.data.folders.division import AT_RANDOM, drawn, groups_of
+from diffnet.data.folders.division import AT_RANDOM
 from diffnet.data.folders.files import listing
 from diffnet.data.labeled import counted
 from diffnet.data.stored import joined, names_of, remembered, vertex_counts_of
@@ -25,6 +23,7 @@ from diffnet.train.options import TrainOptions
 from diffnet.train.options.sides import found_sides
 from diffnet.train.orientation import rotations_of
 from diffnet.train.tasks.task import Task
+from diffnet.train.validation import held_out
 
 D = TypeVar("D", bound=LabeledMeshes)
 
@@ -48,27 +47,6 @@ def with_held_out(data: D, options: TrainOptions) -> tuple[D, list[int]]:
         )
     numbers = range(len(data.train), len(data.train) + len(data.validation))
     return replace(data, train=joined([data.train, data.validation]), validation=()), list(numbers)
-
-
-def held_out(names: Sequence[str], options: TrainOptions) -> list[int]:
-    """The numbers of the training meshes that `validation` holds out, in whole groups. Only the seed decides which.
-
-    Raises OptionError if none is left to train on.
-    """
-    count = round(options.validation * len(names))
-    if options.validation > 0:
-        count = max(count, 1)
-    if count >= len(names):
-        raise OptionError(
-            f"validation should leave a mesh to train on, got {options.validation} of "
-            + counted(len(names), "training mesh", "training meshes")
-        )
-    if not count:
-        return []
-    generator = torch.Generator().manual_seed(options.seed)
-    return sorted(
-        drawn(groups_of(names, options.group_by), count, lambda n: torch.randperm(n, generator=generator).tolist())
-    )
 
 
 def part_names(data: LabeledMeshes, held_out: Sequence[int]) -> dict[str, list[str]]:

@@ -45,9 +45,10 @@ from diffnet.geometry.errors import OptionError
 from diffnet.geometry.mesh.cortex import read_values, value_files, values_bytes
 from diffnet.train.commands.mesh_files import find_meshes
 from diffnet.train.options import TrainOptions
-from diffnet.train.set_parts import held_out, with_held_out
+from diffnet.train.set_parts import with_held_out
 from diffnet.train.tasks.segmentation import class_colors
 from diffnet.train.tasks.task import NetworkInput
+from diffnet.train.validation import held_out
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -54,7 +54,7 @@ TOWERS = {
     "diffnet.train": (
         "cli commands export inference folds run set_parts preprocessing loop event_file run_checks epoch checkpoint "
         "evaluate run_folder ranks batches steps tasks orientation device place report "
-        "correspondence resident metrics ranking fine_tuning options console"
+        "correspondence resident metrics ranking validation fine_tuning options console"
     ),
 }
 

@@ -17,7 +17,8 @@ from refusals import refused
 from runs import results_of, table_of
 
 from diffnet import DiffusionNet
-from diffnet.data import LabeledMesh, LabeledMeshes, without_classes
+from diffnet.data import LabeledMesh, LabeledMeshes, index_classes, load_classes, without_classes
+from diffnet.data.stored import names_of
 from diffnet.geometry import element_areas, make_mesh, mesh_edges
 from diffnet.geometry.errors import OptionError
 from diffnet.ops import dice_loss, focal_loss, generalized_dice_loss, label_smoothing_loss
@@ -25,9 +26,10 @@ from diffnet.train.checkpoint import CheckpointError, load_checkpoint, save_chec
 from diffnet.train.inference.predict import predict_labels, predict_probabilities
 from diffnet.train.metrics import class_mean, soft_accuracy
 from diffnet.train.options import TrainOptions, recipe
-from diffnet.train.tasks.classes import with_class_options
+from diffnet.train.tasks.classes import frequency_weights, with_class_options
 from diffnet.train.tasks.classification import TASK
 from diffnet.train.tasks.task import task_named
+from diffnet.train.validation import held_out
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 
@@ -315,6 +317,23 @@ def test_weights_by_frequency(text: str, counts: tuple[int, int], message: str |
         ratio = counts[1] / counts[0]
         assert rare / frequent == pytest.approx(ratio if text == "balanced" else ratio**0.5, rel=1e-6)
         assert rare * counts[0] + frequent * counts[1] == pytest.approx(sum(counts), rel=1e-6)
+
+
+@pytest.mark.parametrize("are_indexed", [False, True])
+def test_weights_by_frequency_are_those_of_the_meshes_that_are_trained_on(are_indexed: bool, tmp_path: Path) -> None:
+    for i in range(10):
+        path = tmp_path / "data" / "ab"[i % 4 == 0] / "train" / f"{i}.off"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        surface(0, i).export(path)
+        shutil.copytree(path.parent, path.parent.with_name("test"), dirs_exist_ok=True)
+    whole = index_classes(tmp_path / "data", tmp_path) if are_indexed else load_classes(tmp_path / "data")
+    chosen = TrainOptions(class_weights="balanced", validation=0.4, seed=3)
+    others = held_out(names_of(whole.train), chosen)
+    fitted = [item for i, item in enumerate(whole.train) if i not in others]
+    expected = frequency_weights(replace(whole, train=fitted))
+    _, options = with_class_options(whole, chosen)
+    np.testing.assert_allclose([float(x) for x in options.class_weights.split(",")], expected, rtol=1e-6)
+    assert not np.allclose(expected, frequency_weights(whole))
 
 
 @pytest.mark.parametrize("text", ["evenly", "1,-2", "1,nan", "a=1,2", "a=1,a=2", "0,0", "", "1,,2"])

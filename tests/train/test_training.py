@@ -35,10 +35,11 @@ from diffnet.train.preprocessing import of_stored_run
 from diffnet.train.resident import DeviceSamples
 from diffnet.train.run import run_training
 from diffnet.train.run_folder import columns
-from diffnet.train.set_parts import held_out, part_names, set_summary
+from diffnet.train.set_parts import part_names, set_summary
 from diffnet.train.steps.step import Adam, TrainingStep
 from diffnet.train.tasks import labels
 from diffnet.train.tasks.segmentation import TASK
+from diffnet.train.validation import held_out
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_pictures")
 

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from diffnet.data import UNLABELED, DataError, LabeledMesh, LabeledMeshes, chosen_classes, without_classes
 from diffnet.data.labeled import counted
-from diffnet.data.stored import remembered
+from diffnet.data.stored import names_of, remembered
 from diffnet.geometry.errors import OptionError, raised_as
 from diffnet.train.options import TrainOptions
 from diffnet.train.options.labels import BALANCED, BY_FREQUENCY
 from diffnet.train.options.shared import weight_entries
 from diffnet.train.options.sides import FDI, NO_SIDES, are_numbers, side_pairs, tooth_on_other_side
+from diffnet.train.validation import held_out
 
 MAX_RATIO = 20.0  # of weights by frequency, without a warning
 
@@ -38,7 +39,7 @@ def with_class_options(data: LabeledMeshes, options: TrainOptions) -> tuple[Labe
         raise OptionError(f"ignore leaves only the class {data.label_names[0]!r}; at least 2 should be left")
     if options.label_smoothing > 0 and len(data.label_names) == 1:
         raise OptionError(f"label_smoothing needs at least 2 classes, and there is only {data.label_names[0]!r}")
-    weights = None if options.class_weights is None else _weights(options.class_weights, data, whole)
+    weights = None if options.class_weights is None else _weights(options, data, whole)
     text = None if weights is None else ",".join(f"{weight:.8g}" for weight in weights)
     mirrored = _mirrored(options.mirror_labels, data)
     return data, replace(options, ignore=ignored, class_weights=text, mirror_labels=mirrored)
@@ -75,11 +76,12 @@ def _mirrored(text: str | None, data: LabeledMeshes) -> str | None:
     return ",".join(str(places.get(others.get(name, name), UNLABELED)) for name in names)
 
 
-def _weights(text: str, data: LabeledMeshes, whole: LabeledMeshes) -> list[float]:
-    """The weights of the classes of the data. The text names classes of the whole set."""
-    names = data.label_names
+def _weights(options: TrainOptions, data: LabeledMeshes, whole: LabeledMeshes) -> list[float]:
+    """The weights of the classes of the data. The option `class_weights` names classes of the whole set."""
+    names, text = data.label_names, str(options.class_weights)
     if text in BY_FREQUENCY:
-        weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5)
+        others = held_out(names_of(data.train), options) if options.validation else []
+        weights = frequency_weights(data, 1.0 if text == BALANCED else 0.5, others)
         most, least = int(np.argmax(weights)), int(np.argmin(weights))
         if weights[most] > MAX_RATIO * weights[least]:
             hint = ", or sqrt, whose weights differ less" if text == BALANCED else ""
@@ -111,27 +113,31 @@ def _class_names(option: str, texts: Sequence[str], data: LabeledMeshes) -> tupl
         return chosen_classes(texts, data.label_names, data.label_numbers)
 
 
-def frequency_weights(data: LabeledMeshes, power: float = 1.0) -> list[float]:
+def frequency_weights(data: LabeledMeshes, power: float = 1.0, others: Sequence[int] = ()) -> list[float]:
     """A weight for each class, inverse to a power of the number of its elements in the training part.
+
+    others: the numbers of training meshes that don't count
 
     The mean weight of an element is 1. With power 1, all classes that occur have the same sum of weights. Classes that
     don't occur have weight 1.
     """
-    counts = class_counts(data, jobs=1)[1:].astype(np.float64)
+    counts = class_counts(data, jobs=1, others=others)[1:].astype(np.float64)
     occurs = counts > 0
     weights = np.where(occurs, np.maximum(counts, 1) ** -power, 0.0)
     weights *= counts.sum() / max(float(weights @ counts), 1e-300)
     return [float(weight) for weight in np.where(occurs, weights, 1.0)]
 
 
-def class_counts(data: LabeledMeshes, jobs: int | None) -> NDArray[np.int64]:
-    """The numbers of training elements (1 + C,) that are unlabeled, and that have each class. jobs: see `remembered`"""
+def class_counts(data: LabeledMeshes, jobs: int | None, others: Sequence[int] = ()) -> NDArray[np.int64]:
+    """The numbers of training elements (1 + C,) that are unlabeled, and that have each class. jobs: see `remembered`
+
+    others: see `frequency_weights`
+    """
     labels, classes = getattr(data.train, "mesh_labels", None), len(data.label_names)
     if labels is not None:
-        counts = [np.bincount(labels.reshape(-1) + 1, minlength=classes + 1)]
-    else:
-        counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
-    return np.array(counts, np.int64).reshape(-1, classes + 1).sum(0)
+        return np.bincount(np.delete(labels.reshape(-1), others) + 1, minlength=classes + 1)
+    counts = remembered(partial(_counts_of, classes=classes), data.train, "class counts", classes, jobs=jobs)
+    return np.delete(np.array(counts, np.int64).reshape(-1, classes + 1), others, axis=0).sum(0)
 
 
 def _counts_of(item: LabeledMesh, classes: int) -> list[int]:
