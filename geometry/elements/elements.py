@@ -120,9 +120,9 @@ def element_weights(
     if (faces < 0).any():
         raise ValueError(f"{mesh.name}: {int((faces < 0).sum())} of the {len(faces)} points are unknown (face -1)")
     if at == "vertices":
-        corners = mesh.faces[faces]
-        heaviest = np.take_along_axis(corners, weights.argmax(axis=1)[:, None], axis=1)
-        return np.where(weights == 0, heaviest, corners), weights
+        elements = mesh.faces[faces]
+        heaviest = np.take_along_axis(elements, weights.argmax(axis=1)[:, None], axis=1)
+        return np.where(weights == 0, heaviest, elements), weights
     alone = np.broadcast_to([1.0, 0.0, 0.0], weights.shape).copy()
     if at == "faces":
         return np.repeat(faces[:, None], 3, axis=1), alone
