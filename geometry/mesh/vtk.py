@@ -156,7 +156,8 @@ def _read_apart(data: bytes) -> bytes:
         file = Path(folder, f"mesh{suffix}")
         file.write_bytes(data)
         command = [sys.executable, "-c", _COMMAND, str(file), *sys.path]
-        done = subprocess.run(command, capture_output=True, env=os.environ | _ONE_THREAD)
+        # Ctrl-C ends a command at once while it imports. The process goes on, and removes the folder.
+        done = subprocess.run(command, capture_output=True, env=os.environ | _ONE_THREAD, start_new_session=True)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         raise ValueError(
@@ -173,6 +174,7 @@ def _read_apart(data: bytes) -> bytes:
 
 
 def main(file: str) -> None:
+    """Read a file that is alone in its folder, remove both, and answer on the standard output."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may write to the answer
     _limit(os.path.getsize(file))
@@ -187,6 +189,9 @@ def main(file: str) -> None:
     else:
         out.write(b"mesh\n")
         out.write(npz_bytes(arrays))  # NumPy doesn't write files to a pipe
+    finally:
+        os.remove(file)
+        os.rmdir(os.path.dirname(file))
     out.flush()
     os._exit(0)  # the arrays are written, so a failure when VTK is unloaded doesn't matter
 

@@ -8,6 +8,7 @@ import locale
 import os
 import re
 import struct
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -546,6 +547,17 @@ def test_a_file_that_is_read_ahead_is_not_read_again(tmp_path: Path, monkeypatch
         vtk.read_ahead(paths).join()
     monkeypatch.delattr(vtk.subprocess, "run")
     check(load_mesh(file))
+
+
+@needs_vtk
+@pytest.mark.parametrize("content", [POLYDATA, "# vtk DataFile Version 3.0"])
+def test_no_folder_is_left_if_the_reader_of_a_file_has_ended(tmp_path: Path, content: str) -> None:
+    (folder := tmp_path / "copy").mkdir()
+    (folder / "mesh.vtk").write_text(content)
+    command = vtk._COMMAND  # private, because another process runs it
+    done = subprocess.run([sys.executable, "-c", command, folder / "mesh.vtk", *sys.path], capture_output=True)
+    assert done.stdout.partition(b"\n")[0] in (b"mesh", b"refused")
+    assert not folder.exists()
 
 
 @needs_vtk
