@@ -20,7 +20,7 @@ from diffnet.geometry.mesh.mesh import Mesh, make_mesh, mesh_edges, store_mesh, 
 from diffnet.geometry.store.cache import cache_key, entry_path
 
 # The extents of meshes in the library, one after the other. At 100 and 1,000, decimated bodies and RNA surfaces are
-# nearer to the whole ones than in meters, by up to 40 %. At 1, each number of faces is reached.
+# nearer to the whole ones than at 1, mostly by 5 to 40 %. At 1, each number of faces is reached.
 SIZES = (100.0, 1.0)
 _LOCK = Lock()  # the library keeps its mesh in global variables
 
