@@ -33,6 +33,8 @@ from diffnet.geometry import (
 from diffnet.geometry.elements.elements import edge_numbers, majority
 from diffnet.geometry.store.cache import Arrays, cache_key, entry_path, has_entry, read_entry, write_entry
 
+# The form of the meshes in the cache. It changes with what is made from a mesh, so that earlier results are not taken.
+FORM = "derived 4"
 FEWEST_FACES = 4  # of a decimated mesh
 # Three elements (N, 3) int64 of a mesh for each of N elements of another one, and their weights (N, 3), with sum 1.
 Weights: TypeAlias = "tuple[NDArray[np.int64], NDArray[np.float64]]"
@@ -96,7 +98,7 @@ def derived(
     errors of `make`.
     """
     work = partial(_stored, make=make, about=json.dumps(about), cache_dir=os.fspath(cache_dir))
-    rows = remembered(work, items, "derived 3", *about, **{"is_long": True, **how})
+    rows = remembered(work, items, FORM, *about, **{"is_long": True, **how})
     flat = [(*row, origin, rank) for origin, meshes in enumerate(rows) for rank, row in enumerate(meshes)]
     entries = np.array([name.encode() for name, *_ in flat], dtype="S64")
     vertices, faces, origins, ranks = np.array([numbers for _, *numbers in flat], np.int64).reshape(-1, 4).T.copy()
@@ -108,7 +110,7 @@ def _stored(item: LabeledMesh, make: Make, about: str, cache_dir: str) -> list[t
     content = _content(item)
     rows = []
     for rank, pair in enumerate(make(item)):
-        name = cache_key(content, about=about, name=item.name, rank=rank)
+        name = cache_key(content, about=about, name=item.name, rank=rank, form=FORM)
         path = entry_path(cache_dir, name, "derived")
         if not has_entry(path):
             write_entry(path, _as_arrays(pair))

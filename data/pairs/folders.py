@@ -247,11 +247,15 @@ def _count(shape: PairShape) -> int:
 
 
 def _with_mirror_images(shapes: list[PairShape], roots: Sequence[Path]) -> list[PairShape]:
-    """The meshes with the vertices at mirror images, by `mirror.txt` in their folder, or the only one of the set."""
+    """The meshes with the vertices at mirror images, by `mirror.txt` in their folder.
+
+    The only file of a set whose folders have equally many template points counts for all of them.
+    """
     files = {str(root): root / "mirror.txt" for root in roots if (root / "mirror.txt").is_file()}
-    images = dict[Path, Ints]()
+    is_common = len(files) == 1 and len(set(map(_count, shapes))) == 1
+    common, images = next(iter(files.values())) if is_common else None, dict[Path, Ints]()
     for i, shape in enumerate(shapes):
-        path = files.get(shape.folder) or (next(iter(files.values())) if len(files) == 1 else None)
+        path = files.get(shape.folder, common)
         if path is None or shape.template is None or shape.mirrored is not None:
             continue
         count = len(shape.template)

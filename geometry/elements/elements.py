@@ -79,6 +79,7 @@ def border_lengths(mesh: Mesh, at: ElementsAt, per_polygon: bool = False) -> sci
     """
     import scipy.sparse  # the command line loads this module
 
+    check_elements(at)
     corners = mesh.verts[mesh.faces]
     if at == "faces":
         edges = mesh_edges(mesh.faces)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from itertools import repeat
 from typing import Any
 
@@ -268,7 +269,7 @@ def compiling_only() -> Iterator[None]:
 
 def hash_triton_ahead() -> None:
     """Begin to hash Triton's files in a thread. The first kernel of a process needs the hash, which takes 0.4 s."""
-    if is_known_triton():
+    if find_spec("triton") is not None and is_known_triton():
         from triton.runtime.cache import triton_key
 
         threading.Thread(target=triton_key, daemon=True).start()

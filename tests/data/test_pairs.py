@@ -285,6 +285,10 @@ def test_mirror_images_of_each_folder(tmp_path: Path) -> None:
             np.testing.assert_array_equal(data.mirrored_truth(*pair).points, pair[1].template[image])
         (tmp_path / "dogs" / "mirror.txt").unlink(missing_ok=True)
         images["dogs"] = images["cats"]
+    for i in range(4):
+        (tmp_path / "dogs" / "corres" / f"m{i}.vts").write_text("0\n5\n7")
+    data = load_pairs(tmp_path, "within")
+    assert [data.mirrored_truth(*pair) is None for pair in data.test_shapes] == [False, True]
 
 
 def test_mirror_images_of_each_mesh(four: Path) -> None:

@@ -341,7 +341,7 @@ def grid_faces(n: int) -> np.ndarray:
 
 def test_other_words_for_elements_are_named() -> None:
     mesh = make_mesh(np.eye(3), [[0, 1, 2]])
-    for call in (element_areas, element_points):
+    for call in (element_areas, element_points, border_lengths):
         refused(ValueError, "at should be vertices, faces or edges, got 'vertex'", call, mesh, "vertex")
     for call, values in ((smooth_boundaries, np.ones((1, 2))), (label_instances, np.zeros(1, int))):
         refused(ValueError, "at should be vertices, faces or edges, got 'face'", call, mesh, values, at="face")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from diffnet.ops.common import launcher
 from diffnet.ops.common.launcher import LaunchedKernel, compile_ahead, compiles_only, compiling_only, hash_source
 from diffnet.ops.common.memo import can_remember
 
@@ -253,3 +255,10 @@ def test_ahead_within_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(function, x, use_reentrant=False).sum().backward()
     assert torch.equal(x.grad, torch.full((8,), 2.0))
     assert len(calls) == 2
+
+
+def test_a_gpu_without_triton_has_nothing_to_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Windows, where PyTorch has CUDA and no Triton."""
+    monkeypatch.setattr(launcher, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)  # importing it fails
+    launcher.hash_triton_ahead()

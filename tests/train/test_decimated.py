@@ -25,10 +25,12 @@ from diffnet.data import (
     collate_samples,
     decimated,
     decimated_to_score,
+    derived as derived_meshes,
     interpolation_weights,
     make_sample,
     transferred_labels,
 )
+from diffnet.data.derived import make_decimated
 from diffnet.data.places import rows_at
 from diffnet.data.stored import computed
 from diffnet.geometry import decimate, element_points, load_mesh
@@ -139,6 +141,16 @@ def test_processes_decimate(tmp_path: Path) -> None:
     (item, back), (expected, weights) = found[2], work(items[2])
     np.testing.assert_array_equal(item.mesh.verts, expected.mesh.verts)
     np.testing.assert_array_equal(back[0], weights[0])
+
+
+def test_meshes_of_another_form_in_the_cache_are_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a change of the decimation."""
+    items = [LabeledMesh("egg", MESH, np.zeros(len(MESH.verts), np.int64))]
+    for form, faces in (("a", 300), ("b", 200), ("a", 300)):
+        monkeypatch.setattr(derived_meshes, "FORM", form)
+        make = partial(make_decimated, at="vertices", max_faces=faces, features="xyz", cache_dir=None, to_score=False)
+        (item,) = derived_meshes.derived(items, make, "decimated", cache_dir=tmp_path, jobs=1)
+        assert len(item.mesh.faces) == faces
 
 
 def test_a_mesh_with_few_polygons_keeps_them_beside_a_decimated_one(tmp_path: Path) -> None:
