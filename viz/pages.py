@@ -90,13 +90,13 @@ def page(
     labeled = [field for field in every if field.kind == "labels"]
     check_names("label_names", label_names, (field.name for field in labeled))
     by_name = label_names if isinstance(label_names, Mapping) else {field.name: label_names for field in labeled}
-    named = max(map(len, by_name.values()), default=0)
+    names = {name: list(map(str, each)) for name, each in by_name.items()}
     highest = max((int(field.values.max(initial=-1)) for field in labeled), default=-1)
     if highest > np.iinfo(np.int32).max:
         raise ValueError(f"labels: a page shows labels up to {np.iinfo(np.int32).max}, got {highest}")
     data = {
-        "names": {name: list(map(str, names)) for name, names in by_name.items()},
-        "colors": _base64(label_colors(min(max(named, highest + 1), DISTINCT))),
+        "names": names,
+        "colors": _base64(label_colors(min(max([highest + 1, *map(len, names.values())]), DISTINCT))),
         "missingColor": list(MISSING_COLOR),
         "errorColors": _base64(ERROR_COLORS),
         "arrowColor": list(ARROW_COLOR),

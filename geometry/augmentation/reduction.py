@@ -19,8 +19,9 @@ from diffnet.geometry.errors import MeshError
 from diffnet.geometry.mesh.mesh import Mesh, make_mesh, mesh_edges, store_mesh, stored_mesh
 from diffnet.geometry.store.cache import cache_key, entry_path
 
-# The extents of meshes in the library, one after the other. At 100 and 1,000, decimated bodies and RNA surfaces are
-# nearer to the whole ones than at 1, mostly by 5 to 40 %. At 1, each number of faces is reached.
+# fast-simplification compares errors, which depend on the unit of length, with fixed numbers. So meshes get these
+# extents, one after the other. At 100, decimated bodies and RNA surfaces are nearer to the whole ones than at 1, mostly
+# by 5 to 40 %. At 1, each number of faces is reached.
 SIZES = (100.0, 1.0)
 _LOCK = Lock()  # the library keeps its mesh in global variables
 
@@ -68,8 +69,6 @@ def _decimated(mesh: Mesh, max_faces: int) -> Mesh:
     used, numbers = np.unique(joined_vertices(mesh)[mesh.faces], return_inverse=True)
     verts, faces = mesh.verts[used], numbers.reshape(-1, 3).astype(np.int64)
     low, extent = verts.min(0), max(float(np.ptp(verts, axis=0).max()), np.finfo(float).tiny)
-    # The library collapses edges whose error is below rising thresholds, which are numbers without a unit. Larger
-    # meshes follow the order of errors more closely, and end above the last threshold.
     for size in SIZES:
         with _LOCK:
             verts, faces = simplify((verts - low) * (size / extent), faces, target_count=min(max_faces, len(faces)))

@@ -400,8 +400,9 @@ def evaluate(
         expected = described_input(checkpoint, network)
         task = task_named(expected.options.task)
         requests = {name: options[name] for name in ("targets", "labels", "pairs", "registered", "zoomout")}
-        for name in (*(name for name, value in requests.items() if value), *["base"] * (options["base"] != "auto")):
-            if task.name not in (tasks := tasks_with(name)):
+        requests["base"] = options["base"] != "auto"
+        for name, is_given in requests.items():
+            if is_given and task.name not in (tasks := tasks_with(name)):
                 raise OptionError(f"--{name} is for {' and '.join(tasks)}, and the network is one of {task.name}")
         make_folder(cache)
         places = find_sets(data, task.name)

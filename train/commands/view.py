@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from diffnet.geometry import Mesh
+    from diffnet.geometry.mesh.attributes import MeshArray
     from diffnet.train.tasks.task import Fields, NetworkInput
 
 EIGENPAIRS = 128  # those of `diffnet train`, so the HKS is the one that networks get
@@ -106,13 +107,12 @@ def _arrays(
     for array in (*mesh_arrays(path), *beside):
         name = f"{array.name} at the {array.at}" if array.name in names_before else array.name
         names_before.add(array.name)
-        places = None
-        if network is not None and array.kind == "labels" and array.name in class_names:
-            places = _places_of_classes(array.values, network.label_numbers)
-        is_other_truth = network is not None and places is None and name == "truth"
+        places = None if network is None else _places_of_classes(array, class_names, network.label_numbers)
         values = array.values if places is None else places
-        name = f"{name}_input" if name in predicted or is_other_truth else name
-        classes |= set() if places is None else {name}
+        is_no_truth = network is not None and places is None and name == "truth"
+        name = f"{name}_input" if name in predicted or is_no_truth else name
+        if places is not None:
+            classes.add(name)
         if array.at == "faces" and len(values) == mesh.polygon_count:
             values = values[mesh.polygons]
         if array.kind == "vectors" and array.at == "vertices":
@@ -126,12 +126,19 @@ def _arrays(
     return fields, vectors, classes
 
 
-def _places_of_classes(labels: NDArray[Any], numbers: Sequence[int]) -> NDArray[Any] | None:
-    """The places of labels (N,) among the numbers of classes, −1 for negative labels. None if there are others."""
+def _places_of_classes(array: MeshArray, names: set[str], numbers: Sequence[int]) -> NDArray[Any] | None:
+    """The places (N,) of labels among the numbers of classes, −1 for negative labels.
+
+    names: of arrays that may be classes
+
+    None for other arrays, and for labels that are no classes.
+    """
     import numpy as np
 
+    if array.kind != "labels" or array.name not in names:
+        return None
     places = {number: i for i, number in enumerate(numbers)}
-    distinct, inverse = np.unique(labels, return_inverse=True)
+    distinct, inverse = np.unique(array.values, return_inverse=True)
     if any(label >= 0 and label not in places for label in distinct.tolist()):
         return None
     return np.array([places.get(label, -1) for label in distinct.tolist()])[inverse.reshape(-1)]

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from diffnet.ops.common.launcher import hash_triton_ahead
 from diffnet.train.evaluate import network_outputs
 from diffnet.train.inference.network_input import network_input
 from diffnet.train.orientation import is_tilted, warn_of_tilted
+from diffnet.train.tasks.labels import LabelTask
 from diffnet.train.tasks.task import MetadataError, NetworkInput, Predicted, task_named
 
 NO_CONDITIONS: Mapping[str, float] = {}
@@ -71,8 +72,8 @@ def predict_labels(
     """
     _check_classes(network)
     predicted = _predictions(sources, network, device, cache_dir, conditions)
-    classes = [x.values.argmax(-1) if x.values.is_floating_point() else x.values for x in predicted]
-    return [(each.mesh, labels.numpy()) for each, labels in zip(predicted, classes, strict=True)]
+    task = cast(LabelTask, task_named(network_input(network).options.task))
+    return [(each.mesh, task.classes_of(each.values).numpy()) for each in predicted]
 
 
 def predict_probabilities(
@@ -85,7 +86,7 @@ def predict_probabilities(
     """The probabilities of all classes, (N, C) float32 for each mesh. For the rest, see `predict_labels`."""
     _check_classes(network)
     predicted = _predictions(sources, network, device, cache_dir, conditions, probabilities=True)
-    return [(each.mesh, each.probabilities.numpy()) for each in predicted if each.probabilities is not None]
+    return [(each.mesh, cast(Tensor, each.probabilities).numpy()) for each in predicted]
 
 
 def predict_values(

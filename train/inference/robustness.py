@@ -16,7 +16,7 @@ from rich.console import Console
 
 from diffnet.checkpoints.safetensors_file import is_safetensors
 from diffnet.data import UNLABELED, LabeledMesh, fill_cache, load_dataset, without_classes
-from diffnet.data.feature_names import AUTO_LABELS, array_names
+from diffnet.data.feature_names import array_names
 from diffnet.data.folders.files import listing
 from diffnet.geometry import Mesh, MeshError
 from diffnet.geometry.errors import OptionError
@@ -52,14 +52,13 @@ def run_robustness(checkpoint: Path, data: str, out: Path, device: torch.device,
         )
     network = load_checkpoint(checkpoint)
     options = network["options"]
-    inputs = {"own arrays": array_names(options["features"]), "conditions": options.get("conditions")}
+    inputs = {"own arrays": array_names(options["features"]), "conditions": options["conditions"]}
     for what, names in inputs.items():
         if names:
             raise OptionError(f"the network takes {what}, which changed meshes don't have")
     make_folder(out)
-    how |= {"labels": options.get("labels") or AUTO_LABELS, "group_by": options.get("group_by")}
-    dataset = load_dataset(data, seed=options["seed"], labels_at="vertices", **how)
-    dataset = without_classes(dataset, options.get("ignore") or ())
+    how |= {name: options[name] for name in ("labels", "group_by", "seed")}
+    dataset = without_classes(load_dataset(data, labels_at="vertices", **how), options["ignore"])
     items = [item for item in dataset.test if not item.mesh.is_point_cloud]
     if network["labels_at"] != "vertices":
         raise OptionError(f"the network should label vertices, this one labels {network['labels_at']}")

@@ -58,8 +58,8 @@ def _json_of_labels(file: Path) -> Any:
 
 def _json_text(mesh: Mesh, labels: list[int], instances: NDArray[np.int64] | None, at: TargetsAt) -> str:
     """Labels in the form of the file beside the mesh, with what it says of the whole mesh, such as `jaw`."""
-    path = Path(mesh.path or "")
-    beside = [path.with_name(f"{mesh_stem(path)}.json{end}") for end in ("", ".gz") if mesh.path is not None]
+    names = [] if mesh.path is None else [f"{mesh_stem(mesh.path)}.json{end}" for end in ("", ".gz")]
+    beside = (Path(str(mesh.path)).with_name(name) for name in names)
     before: Any = next((_json_of_labels(file) for file in beside if file.is_file()), {})
     if isinstance(before, list) and instances is None:
         return json.dumps(labels)
